@@ -26,7 +26,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]/'tests'))   # their help
 from slow_loop import generate_loop
 from grpo_nb.studies.study import machine
 from grpo_nb.replay import ReplayBuffer
-from grpo_nb.strategies import Keep
+from grpo_nb.variants.strategy import Keep
 from memory_plan import model_config
 from grpo_nb.tiny_qwen import encode_prompts, load_model, make_tokenizer, tiny_model
 from grpo_nb.trainer import TrainConfig, TrainState, init_state, train_batch
@@ -203,11 +203,11 @@ class Work:
         "So many problems of the same few, over and over."
         return chain_sum(self.B, seed=0).select([i%self.B for i in range(n or self.B)])
 
-    def ours(self, method:Keep=None)->TrainState:
+    def ours(self, strategy:Keep=None)->TrainState:
         "The state of our own trainer."
         args = TrainConfig(num_generations=self.G, generation_batch_size=self.B*self.G,
             steps_per_generation=1, max_steps=10**6, beta=self.beta, learning_rate=1e-6,
-            max_completion_length=self.T, replay_buffer_size=0, disable_tqdm=True, method=method or Keep())
+            max_completion_length=self.T, replay_buffer_size=0, disable_tqdm=True, strategy=strategy or Keep())
         m,tok = self.model()
         return init_state(m, tok, self.problems(64*self.B), some_answers, args)
 

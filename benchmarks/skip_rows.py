@@ -1,5 +1,5 @@
 """What `skip_zero_advantage` saves: processor time of an update with it and without it, in turns, by share of
-zero-variance groups; a row each for `nbs/results/skip_rows.csv`, which `nbs/catalogue/batch_logps.ipynb`
+zero-variance groups; a row each for `nbs/results/skip_rows.csv`, which `nbs/variants/batch_logps.ipynb`
 shows.
 
     python benchmarks/skip_rows.py [file.csv]
@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from grpo_nb.parts.datasets import chain_sum
 from grpo_nb.studies.study import machine
-from grpo_nb.strategies import Keep
+from grpo_nb.variants.strategy import Keep
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model
 from grpo_nb.trainer import TrainConfig, init_state, rollout, update_batch
@@ -33,7 +33,7 @@ def with_dead(s, batch, share):
 def measure(share, advantages='grpo', rounds=15):
     "Medians of sampling 16 groups of 8, and of one step on them, whole and with answers left out."
     data = list(chain_sum(16, seed=1))
-    args = TrainConfig(num_generations=8, generation_batch_size=128, steps_per_generation=1, method='keep',
+    args = TrainConfig(num_generations=8, generation_batch_size=128, steps_per_generation=1, strategy='keep',
         learning_rate=1e-9, disable_tqdm=True, output_dir=None, advantages=advantages)
     s = init_state(*load_model('tiny'), data, accuracy_reward, args)
     sampling = [cpu_ms(lambda: rollout(s, [*range(16)])) for _ in range(5)]

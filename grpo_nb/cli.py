@@ -31,7 +31,7 @@ def in_clone()->bool:
 def study(
     which:str,  # bakeoff, speedrun, replay, real or ladder, followed by its own options
 )->None:
-    "Compare methods at equal tokens, enter the speedrun, or continue a study; see `study bakeoff --help`."
+    "Compare strategies at equal tokens, enter the speedrun, or continue a study; see `study bakeoff --help`."
     raise ValueError(f'no study {which!r}'
         +(did_you_mean(which, ('bakeoff','speedrun','replay','real','ladder'), .7)
         or ': bakeoff, speedrun, replay, real or ladder'))

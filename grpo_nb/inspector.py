@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from .run.reading import LoggedRun
 from .see.readers import open_run
-from .token_terms import add_token_terms
+from .variants.token_terms import add_token_terms
 from .see.view import view_html, view_run, write_page
 from .what_if import WHAT_IFS, open_groups, what_if, what_ifs
 

@@ -19,7 +19,7 @@ from .parts.groups import StoredGroup, Groups, group_scores, pack_groups, insert
 from .parts.registry import PRIORITIES, STRATEGIES, register, resolve
 from .parts.storage import (
     GroupStorage, check_draw, check_replay_settings, check_scores, check_share, check_weights, own_memory)
-from .strategies import DeadGroupStrategy, ProcessedBatch, prompt_indices
+from .variants.strategy import DeadGroupStrategy, ProcessedBatch, prompt_indices
 
 # %% ../nbs/11_replay.ipynb #6cba4072
 _NEARLY_0 = 1e-300   # a weight of 0 would mean: gone

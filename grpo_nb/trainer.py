@@ -34,12 +34,12 @@ from .evaluation import evaluate, sample_completions
 from .parts.reward_calls import RewardLog
 from .rewards import combine_rewards, decode_completions, score_completions
 from .advantages import multi_reward_advantages
-from grpo_nb.batch_logps import (
+from grpo_nb.variants.batch_logps import (
     check_forward_pass, complete_ref_logps, current_logps_and_entropy, has_eos, loss_mask, store_ref_logps,
     update_logps)
 from .loss import policy_loss
-from .token_terms import note_token_terms
-from .strategies import ProcessedBatch
+from .variants.token_terms import note_token_terms
+from .variants.strategy import ProcessedBatch
 
 # %% ../nbs/12_trainer.ipynb #c1dc1238
 def permutation(

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from grpo_nb.studies.study import make_job, run_job
 from grpo_nb.demo import demo
-from grpo_nb.strategies import Keep
+from grpo_nb.variants.strategy import Keep
 from grpo_nb.parts.datasets import chain_sum, spell_backward
 from grpo_nb.tasks import accuracy_reward, completion_text, extract_answer
 from grpo_nb.tiny_qwen import load_model
@@ -58,30 +58,30 @@ def make(name, folder, **more):
         run_job(make_job(arm, regime.replace('-', ' '), more['seed'], n_problems=50, num_samples=2, points=1,
             output_dir=str(folder)))
         return folder
-    data,rewards,method,kw,eos = sums,right,None,{},None
+    data,rewards,strategy,kw,eos = sums,right,None,{},None
     if name=='healthy': kw = dict(max_steps=64, learning_rate=2e-4)
-    if name=='healthy-plain': kw,method = dict(max_steps=64, learning_rate=2e-4),Keep()
-    if name=='on-policy': kw,method = dict(steps_per_generation=1, max_steps=10, loss_type='grpo'),Keep()
+    if name=='healthy-plain': kw,strategy = dict(max_steps=64, learning_rate=2e-4),Keep()
+    if name=='on-policy': kw,strategy = dict(steps_per_generation=1, max_steps=10, loss_type='grpo'),Keep()
     if name=='all-truncated': kw = dict(max_completion_length=2)
     if name=='no-chat-template': data = lambda: text(words())
     if name=='no-end-token': eos,kw = '<|endoftext|>',dict(max_completion_length=32)
     if name=='reward-never-fires': rewards = [right, boxed]
     if name=='all-equal': rewards = same
     if name=='too-cold': kw = dict(temperature=.05)
-    if name=='float-noise': rewards,method,kw = noisy,Keep(),dict(dead_tolerance=0.)
-    if name=='kl-only-pull': rewards,method,kw = Breaks(3),Keep(),dict(beta=.05, learning_rate=3e-4)
-    if name=='ratio-always-1': method = AllNew()
+    if name=='float-noise': rewards,strategy,kw = noisy,Keep(),dict(dead_tolerance=0.)
+    if name=='kl-only-pull': rewards,strategy,kw = Breaks(3),Keep(),dict(beta=.05, learning_rate=3e-4)
+    if name=='ratio-always-1': strategy = AllNew()
     if name=='learning-rate-too-small': kw = dict(learning_rate=1e-8)
     if name=='learning-rate-too-large': kw = dict(learning_rate=2e-2)
     if name=='replay-too-old': rewards,kw = capped,dict(learning_rate=3e-3, max_steps=80)
     if name=='hacked-by-length':
-        rewards, method, kw = ([length, right], Keep(),
+        rewards, strategy, kw = ([length, right], Keep(),
                                dict(reward_weights=[1.0, 0.0], learning_rate=1e-3, max_steps=64))
     if name=='hacked-by-length-alone':
-        rewards,method,kw = length,Keep(),dict(learning_rate=5e-4, max_steps=48)
-    if name=='hacked-by-form': rewards,method,kw = falsy,Keep(),dict(learning_rate=1e-3, max_steps=120)
+        rewards,strategy,kw = length,Keep(),dict(learning_rate=5e-4, max_steps=48)
+    if name=='hacked-by-form': rewards,strategy,kw = falsy,Keep(),dict(learning_rate=1e-3, max_steps=120)
     if name=='hacked-by-form-seen':
-        rewards, method, kw = ([falsy, right], Keep(),
+        rewards, strategy, kw = ([falsy, right], Keep(),
                                dict(reward_weights=[1.0, 0.0], learning_rate=1e-3, max_steps=64))
     model,tok = fresh()
     if eos:   # as of a base model: neither names the token that ends a turn
@@ -91,7 +91,7 @@ def make(name, folder, **more):
     args = TrainConfig(**(dict(output_dir=str(folder), num_generations=8, generation_batch_size=64,
                                steps_per_generation=4, max_steps=40, disable_tqdm=True,
                                max_completion_length=40) | kw | more))
-    train(model, tok, data(), rewards, args, method=method)
+    train(model, tok, data(), rewards, args, strategy=strategy)
     return folder
 NAMES = '''healthy healthy-plain on-policy all-truncated no-chat-template no-end-token reward-never-fires
     all-equal too-cold float-noise kl-only-pull ratio-always-1 learning-rate-too-small learning-rate-too-large

@@ -2,7 +2,7 @@
 from grpo_nb.loss import policy_loss
 from grpo_nb.parts.loss_inputs import LossInputs, LossSettings
 from grpo_nb.parts.loss_metrics import loss_metrics
-from grpo_nb.token_terms import compare_losses, token_terms
+from grpo_nb.variants.token_terms import compare_losses, token_terms
 
 def _inputs(logps, old_logps, advantages, mask, settings='dapo', **given):
     x = {k:given.pop(k) for k in [*given] if k in LossInputs.__dataclass_fields__}

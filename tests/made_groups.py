@@ -1,4 +1,4 @@
-"Batches of groups with random lengths, for the tests of replay and of methods."
+"Batches of groups with random lengths, for the tests of replay and of strategies."
 import torch
 from grpo_nb.advantages import group_advantages
 from grpo_nb.generation import Rollouts

@@ -16,7 +16,7 @@ def make_run(
     B=8,
     G=8,
     seed=0,
-    method='replay',
+    strategy='replay',
     buffer_size=16,
     every=1,
     stride=1,
@@ -30,7 +30,7 @@ def make_run(
     rec = Recorder(folder, settings=dict(trainer='made up',
                                          args=dict(seed=seed, replay_buffer_size=buffer_size,
                                                    dead_tolerance=1e-6, num_generations=G,
-                                                   learning_rate=1e-4, epsilon=0.2), method=method),
+                                                   learning_rate=1e-4, epsilon=0.2), strategy=strategy),
                    every=every * stride)
     buf = ReplayBuffer(buffer_size, seed=seed)
     hard = [rng.gauss(0, 2.5) for _ in range(40*B)]
@@ -48,8 +48,8 @@ def make_run(
             return f'<think>{keys[b]} + 1 = {keys[b]+1}</think><answer>{said}</answer>'
         cs,prompts = [answer(b, j) for b in range(B) for j in range(G)],[f'What is {k} + 1?' for k in keys]
         where = dead.nonzero()[:,0].tolist()
-        drawn = buf.sample_entries(len(where), step) if method=='replay' else []
-        records = [dict(outcome=('masked' if method == 'mask' else 'kept') if d else 'trained', score=s)
+        drawn = buf.sample_entries(len(where), step) if strategy=='replay' else []
+        records = [dict(outcome=('masked' if strategy == 'mask' else 'kept') if d else 'trained', score=s)
                    for d, s in zip(dead.tolist(), group_scores(A, r).tolist())]
         new = A.clone()
         for b,e in zip(where, drawn):
@@ -58,7 +58,7 @@ def make_run(
                                                 draw_prob=e.draw_prob, prompt_key=e.prompt_key))
             new[b] = e.data
         live = (~dead).nonzero()[:,0].tolist()
-        if method=='replay':
+        if strategy=='replay':
             scores,kept = [records[b]['score'] for b in live],[keys[b] for b in live]
             for b,k in zip(live, buf.add(scores, [A[b] for b in live], step, kept)): records[b]['id'] = k
         ages = torch.tensor([float(step - o['replacement']['step']) if 'replacement' in o else 0.0

@@ -150,13 +150,13 @@ def chapters(case):
         shared_prefix=c.shared_prefix, max_grad_norm=c.max_grad_norm, record_token_terms_every=1,
         top_k=c.top_k, top_p=c.top_p, min_p=c.min_p,
         record_tokens=True,
-        replay_stored_per_fresh=c.stored_per_fresh if c.method=='replay' else 0, replay_buffer_size=64)
-    method = c.method
-    if method=='replay': method = Replay(64, force_ratio_one=not c.corrected, unreplaced=c.unreplaced,
+        replay_stored_per_fresh=c.stored_per_fresh if c.strategy=='replay' else 0, replay_buffer_size=64)
+    strategy = c.strategy
+    if strategy=='replay': strategy = Replay(64, force_ratio_one=not c.corrected, unreplaced=c.unreplaced,
         seed=c.seed,
         stored_per_fresh=c.stored_per_fresh)
     s = init_state(T.model(), T.tokenizer(), rows, [first, second] if two else [first],
-        make_config(args, method=method))
+        make_config(args, strategy=strategy))
     with torch.no_grad(): s.model.get_input_embeddings().weight[1] *= c.ends   # how likely the end token is
     if s.ref_model is not None: s.ref_model.load_state_dict(s.model.state_dict())
     run = Chapters(c, s, two)
@@ -232,18 +232,18 @@ class Chapters:
             assert kept[:at].sum()<c.top_p+1e-5, 'beyond top-p'
             assert not c.min_p or kept[at]>=c.min_p*kept[0]*(1-1e-5), 'below min-p'
 
-    # 2. what the method made of it
+    # 2. what the strategy made of it
     def make_result(self, fresh, rows, info):
         c,drawn = self.c,{}
         batch = list(fresh)
-        if c.method=='gfpo':
+        if c.strategy=='gfpo':
             kept = []
             for o in batch:
                 best = sorted(range(G), key=lambda g: (len(o.comps[g]) if o.sums[g] is not None
                     else math.inf, g))[:G//2]
                 kept.append([o.sums[g] if g in best else None for g in range(G)])
             for o,A,r in zip(batch, P.compare(kept, c.scale), kept): o.A,o.alive = A,not P.flat(r)
-        if c.method=='replay':
+        if c.strategy=='replay':
             n_extra = min(4*c.stored_per_fresh//(1+c.stored_per_fresh), len(self.store))
             places = [b for b,o in enumerate(fresh) if o.dead
                 and self.store]+[*range(len(fresh), len(fresh)+n_extra)]
@@ -268,9 +268,9 @@ class Chapters:
                 o.id,o.uses = self.next_id,0
                 self.store[o.id] = o
                 self.next_id += 1
-        mask = c.method=='mask' or c.method=='replay' and c.unreplaced=='mask'
+        mask = c.strategy=='mask' or c.strategy=='replay' and c.unreplaced=='mask'
         for b,o in enumerate(batch):
-            if c.method!='gfpo': o.alive = not o.dead or b in drawn
+            if c.strategy!='gfpo': o.alive = not o.dead or b in drawn
             o.in_loss = o.alive or not mask
         return batch,drawn
 
@@ -362,7 +362,7 @@ class Chapters:
             unreplaced=sum(not o for o in alive), live_before=1-dead/n,
             live_after=sum(a and o.in_loss for a,o in zip(alive, batch))/4,
             unique_prompts=len({o.prompt_key for o in batch if o.in_loss})).items()}
-        if c.method=='replay': want['replay/buffer_size'] = len(self.store)
+        if c.strategy=='replay': want['replay/buffer_size'] = len(self.store)
         if drawn:
             ages,uses = [e['age'] for e in drawn.values()],[e['uses'] for e in drawn.values()]
             want |= {'replay/age_mean':P.mean(ages), 'replay/age_max':max(ages),
@@ -398,7 +398,7 @@ class Chapters:
                 dead_reason=P.why_dead(f.sums) if sampled and f.dead else None,
                 outcome='stored' if not sampled else 'replaced' if new else
                     'trained' if o.alive else 'kept' if o.in_loss else 'masked')
-            if c.method=='gfpo': want['score'] = P.score(o.A, o.sums)
+            if c.strategy=='gfpo': want['score'] = P.score(o.A, o.sums)
             assert row['ratio_hist']['counts']==P.histogram(units), (name, 'histogram')
             if sampled: want |= dict(prompt=f.prompt, n_tokens=[len(a) for a in f.comps],
                 truncated=[not w for w in f.whole],

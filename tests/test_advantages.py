@@ -5,7 +5,7 @@ import pytest, torch
 from grpo_nb.parts.tensors import test_tensor as assert_tensor
 from grpo_nb.parts.registry import ADVANTAGES, register, resolve
 from grpo_nb.advantages import group_advantages, multi_reward_advantages
-from grpo_nb.loss_variants import constant_advantages, rloo_advantages, maxrl_advantages, rft_advantages
+from grpo_nb.variants.losses import constant_advantages, rloo_advantages, maxrl_advantages, rft_advantages
 from grpo_nb.parts.groups import dead_groups, dead_reason, expected_dead_frac, nan_std, reward_range
 
 nan = float('nan')

@@ -68,16 +68,16 @@ def cells(name, kind):
     nb = json.loads((CSV.parent.parent/f'{name}.ipynb').read_text(encoding='utf-8'))
     return '\n'.join(''.join(c['source']) for c in nb['cells'] if c['cell_type']==kind)
 
-CODE,PROSE = cells('catalogue/own_method', 'code'),cells('catalogue/bakeoff', 'markdown')
+CODE,PROSE = cells('variants/strategy', 'code'),cells('catalogue/bakeoff', 'markdown')
 
-def test_one_command_gives_the_chapters_own_method_its_row(tmp_path, capsys, monkeypatch):
-    source = re.search(r"'my_method\.py'\)\.write_text\('''\n(.+?)''',", CODE, re.S)[1]
+def test_one_command_gives_the_chapters_own_strategy_its_row(tmp_path, capsys, monkeypatch):
+    source = re.search(r"'my_strategy\.py'\)\.write_text\('''\n(.+?)''',", CODE, re.S)[1]
     assert len([o for o in source.splitlines() if o.strip()])<=20
     f = tmp_path/'mine.py'; f.write_text(source)
     monkeypatch.setattr(bo, 'SMALL', {k:v for k,v in TINY.items() if k!='regime'})
     from grpo_nb.cli import main
     monkeypatch.chdir(tmp_path)
-    main(['bakeoff', '--out', 'a.csv', '--arms', 'none', '--method', 'mine.py:BatchBaseline', '--small',
+    main(['bakeoff', '--out', 'a.csv', '--arms', 'none', '--strategy', 'mine.py:BatchBaseline', '--small',
           '--processes', '1', '--disable_tqdm'])
     out,df = capsys.readouterr().out,read_rows('a.csv').set_index(['arm','seed'])
     assert 'spell_backward middling' in out and 'mine.py:BatchBaseline' in out and 'undecided' in out
@@ -86,7 +86,7 @@ def test_one_command_gives_the_chapters_own_method_its_row(tmp_path, capsys, mon
         and df.loc[('mine.py:BatchBaseline', 0), 'live'] == 1
         and df.loc[('none', 0), 'live'] < 1
     )  # its dead groups speak
-    for bad in (dict(arms='nobody'), dict(regimes='nowhere'), dict(method='mine.py:Yours')):
+    for bad in (dict(arms='nobody'), dict(regimes='nowhere'), dict(strategy='mine.py:Yours')):
         with pytest.raises(ValueError): bakeoff('b.csv', **bad)
     assert not Path('b.csv').exists()
 
@@ -105,7 +105,7 @@ def test_a_run_asks_the_chapters_own_priority_and_advantages(tmp_path, monkeypat
 
 OWN = """
 from grpo_nb.studies.study import Arm, Regime
-from grpo_nb.strategies import Keep
+from grpo_nb.variants.strategy import Keep
 class Same(Keep):
     def __init__(self, say=''): self.say = say
 SHORT = Regime('chain_sum', dict(min_terms=2, max_terms=3, max_digits=1), 64)
@@ -124,7 +124,7 @@ def small(tmp_path, monkeypatch):
     return go
 
 def test_arm_regime_and_options_come_from_a_file_and_an_unknown_task_is_a_row(small, capsys):
-    df = small(arms='none,mu.py:TWICE', regimes='mu.py:SHORT,mu.py:LOST', method='mu.py:Same',
+    df = small(arms='none,mu.py:TWICE', regimes='mu.py:SHORT,mu.py:LOST', strategy='mu.py:Same',
         options='{"say": "hi"}', seeds=1).set_index(['arm','regime'])
     good,out = df.xs('mu.py:SHORT', level=1),capsys.readouterr().out
     assert (good.error=='').all() and set(good.index)=={'none','mu.py:TWICE','mu.py:Same'}
@@ -150,17 +150,17 @@ def test_a_changed_file_cell_or_entry_gives_another_hash(small, monkeypatch):
     assert bo.source_digest('replay', 'chain_sum easy')
 
 def test_an_old_number_does_not_stand_for_a_changed_file(small):
-    one = small(arms='none', method='mu.py:Same', seeds=1).set_index('arm')
+    one = small(arms='none', strategy='mu.py:Same', seeds=1).set_index('arm')
     broken = ("def process_batch(self, *a, **k): raise RuntimeError('changed')\n"
         'Same.process_batch = process_batch\n')
     Path('mu.py').write_text(OWN+broken, encoding='utf-8')
-    two = small(arms='none', method='mu.py:Same', seeds=1).set_index('arm')
+    two = small(arms='none', strategy='mu.py:Same', seeds=1).set_index('arm')
     assert two.error['mu.py:Same']=='RuntimeError: changed'
     assert one.source['mu.py:Same']!=two.source['mu.py:Same']
     assert two.pass1['none']==one.pass1['none'] and len(two)==2
 
 def test_the_rate_is_tuned_on_other_seeds_and_the_best_is_compared(small, capsys):
-    df = small(arms='none', method='mu.py:Same', learning_rates='1e-9,4e-4')
+    df = small(arms='none', strategy='mu.py:Same', learning_rates='1e-9,4e-4')
     own = df[df.arm=='mu.py:Same']
     tries = own[own.seed>=100]
     assert set(tries.seed)=={100, 101} and set(tries.learning_rate)=={1e-9, 4e-4}
@@ -170,7 +170,7 @@ def test_the_rate_is_tuned_on_other_seeds_and_the_best_is_compared(small, capsys
 
 @pytest.mark.processes
 def test_what_a_notebook_registers_runs_in_another_process(tmp_path, monkeypatch, capsys):
-    "Arm, regime, method, priority and what runs them exist only in the parent's __main__"
+    "Arm, regime, strategy, priority and what runs them exist only in the parent's __main__"
     code = """
 if __name__=='__main__':
     from grpo_nb.studies.study import ARMS, REGIMES, Arm, Regime, bakeoff
@@ -202,7 +202,7 @@ if __name__=='__main__':
     assert (df.error=='').all() and len(df)==1 and 'mine' not in ARMS, str(df.error.tolist())
     assert all(df.source!='') and 'short' in capsys.readouterr().out and all(df.found==1)
 
-def test_a_row_depends_on_the_source_of_ones_own_method_and_not_on_the_packages():
+def test_a_row_depends_on_the_source_of_ones_own_strategy_and_not_on_the_packages():
     class Mine(Replay): name = 'mine'
     with patch.dict(ARMS, mine=bo.Arm(Mine), shipped=bo.Arm(Replay)):
         own,shipped = (bo.source_digest(o, 'chain_sum easy') for o in ('mine','shipped'))

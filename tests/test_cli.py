@@ -201,7 +201,7 @@ def test_every_setting_is_an_option_with_the_trainers_default():
     [
         ([], 'of an earlier run'),
         (['--resume', 'True', '--epsilon', '.3'], 'epsilon: 0.2 then, 0.3 now'),
-        (['--resume', 'True', '--method', 'skip'], 'method: replay then, skip now'),
+        (['--resume', 'True', '--strategy', 'skip'], 'strategy: replay then, skip now'),
     ],
 )
 def test_a_folder_that_does_not_fit_is_refused_before_anything_is_measured(

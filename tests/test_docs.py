@@ -74,7 +74,7 @@ def test_imports_are_left_out_and_figures_code_and_answers_are_folded(site):
     ('custom reward', 'rewards.html'), ('dead group', '/replay.html'), ('resume', 'practise/resume.html'),
     ('out of memory', 'practise/memory.html'), ('lora', 'practise/trl.html'), ('kl', '/kl.html'),
     ('importance ratio', 'loss.html#the-importance-ratio'), ('entropy', '/logps.html'),
-    ('DAPO', 'methods.html#other-prompts'), ('epsilon_high', 'reference/settings.html'),
+    ('DAPO', 'strategies.html#other-prompts'), ('epsilon_high', 'reference/settings.html'),
     ('my reward does not go up', 'practise/symptoms.html'), ('all rewards are the same', '/replay.html'),
     ('wandb', 'see/readers.html'), ('overfitting', '/evaluation.html')])
 def test_the_search_puts_the_page_that_answers_first(url, browser, words, where):

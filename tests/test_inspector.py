@@ -42,7 +42,7 @@ def paid(completion_ids, i, **kw):
 def test_a_run_of_the_course_is_filled_as_it_was(name, tmp_path):
     own = BY_HAND.get(name)
     kw = RULES.get(name, {})
-    if own: kw = dict(method=Replay(**dict(buffer_size=12)|own),
+    if own: kw = dict(strategy=Replay(**dict(buffer_size=12)|own),
         replay_stored_per_fresh=own.get('stored_per_fresh', 0))
     model,tok = load_model('tiny')
     data = [dict(o, i=i) for i,o in enumerate(chain_sum(12 if name=='own_prompt' else 40, 0))]

@@ -77,12 +77,12 @@ def test_a_reward_cannot_change_rows_or_what_the_next_reward_sees(table):
     assert rows==before and set(seen)=={(1, 1, 1)}
 
 # ---- groups without a token in the loss
-@pytest.mark.parametrize('method', ['replay','copies','newest'])
-def test_a_group_without_a_token_in_the_loss_is_not_stored_and_replaces_none(method):
+@pytest.mark.parametrize('strategy', ['replay','copies','newest'])
+def test_a_group_without_a_token_in_the_loss_is_not_stored_and_replaces_none(strategy):
     def reward(completions, trainer_state, **kw):
         return [float(i%2)*(trainer_state.global_step<1 or i<4) for i in range(len(completions))]
     s = train(*load_model('tiny'), ROWS, reward, TrainConfig(**SMALL|dict(max_completion_length=2)),
-        mask_truncated_completions=True, method=method, max_steps=3)
+        mask_truncated_completions=True, strategy=strategy, max_steps=3)
     assert len(getattr(s.strategy, 'buffer', ()))==0
     assert [o['replay/replaced'] for o in s.history]==[0, 0, 0] and [o['grad_norm'] for o in s.history]==[0]*3
 
@@ -203,7 +203,7 @@ def test_leaving_answers_without_an_advantage_out_changes_nothing_under_token_ad
     def run(skip):
         rows = [dict(prompt='1'*(1+2*i)+'+1=') for i in range(8)]
         s = train(*load_model('tiny'), rows, reward, TrainConfig(**SMALL|how|dict(skip_zero_advantage=skip,
-            method='entropy', temperature=.5, max_steps=2*how.get('num_iterations', 1))))
+            strategy='entropy', temperature=.5, max_steps=2*how.get('num_iterations', 1))))
         return s.history,torch.cat([o.flatten() for o in s.model.parameters()])
     (a,x),(b,y) = run(False),run(True)
     for o,p in zip(a, b): assert o['loss']==pytest.approx(p['loss'], rel=1e-5, abs=1e-7)
@@ -211,7 +211,7 @@ def test_leaving_answers_without_an_advantage_out_changes_nothing_under_token_ad
         for o in load_model('tiny')[0].parameters()]))
 
 def test_an_answer_counts_for_any_token_with_an_advantage():
-    from grpo_nb.batch_logps import needs_gradient
+    from grpo_nb.variants.batch_logps import needs_gradient
     from grpo_nb.parts.groups import Groups
     class Batch(Groups): pass
     x = Batch()
@@ -226,7 +226,7 @@ def test_one_problem_is_enough_and_prompt_0_is_a_prompt(same):
     def reward(completions, trainer_state, **kw):
         return [float(i%2)*(trainer_state.global_step%2==0) for i in range(len(completions))]
     args = TrainConfig(**SMALL|dict(generation_batch_size=4, max_steps=4))
-    s = train(*load_model('tiny'), ROWS[:1], reward, args, method=Replay(4, same_prompt_first=same))
+    s = train(*load_model('tiny'), ROWS[:1], reward, args, strategy=Replay(4, same_prompt_first=same))
     assert [o['replay/replaced'] for o in s.history]==[0, 1, 0, 1]
     assert {e.prompt_key for e in s.strategy.buffer}=={0}
     b = Replay(8, same_prompt_first=True).buffer
@@ -253,7 +253,7 @@ def test_resampled_groups_have_the_advantages_of_their_own_rollout_under_gdpo(mo
         n[0] += 1
         return [float(i%2)*(n[0]>1 or i<4) for i in range(len(completions))]
     def third(completions, **kw): return [float(i%3==0)*(n[0]>1 or i<4) for i in range(len(completions))]
-    args = TrainConfig(**SMALL, method='dynamic', multi_objective_aggregation='normalize_then_sum',
+    args = TrainConfig(**SMALL, strategy='dynamic', multi_objective_aggregation='normalize_then_sum',
         reward_weights=[1., .5])
     s = tr.init_state(*load_model('tiny'), ROWS, [dead_at_first, third], args)
     batch = tr.train_batch(s).processed.batch

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest, torch
 from grpo_nb.parts.tensors import test_tensor as assert_tensor
 from grpo_nb.parts.registry import LOSSES
-from grpo_nb.loss_variants import cispo, sapo, vespo
+from grpo_nb.variants.losses import cispo, sapo, vespo
 from grpo_nb.loss import aggregate_token_loss, clipped_objective
 from grpo_nb.parts.registry import LOSSES
 from grpo_nb.parts.corrections import off_policy_mask
@@ -617,7 +617,7 @@ def test_what_a_loss_is_registered_with_is_read_everywhere():
     from grpo_nb.parts.loss_inputs import LossInputs
     from grpo_nb.parts.registry import register
     from grpo_nb.run.config import TrainConfig
-    from grpo_nb.token_terms import compare_losses
+    from grpo_nb.variants.token_terms import compare_losses
     torch.manual_seed(0)
     x = LossInputs(torch.randn(2, 3, 4)-2, torch.randn(2, 3, 4)-2, torch.randn(2, 3),
         torch.arange(4)<torch.tensor([[1, 2, 4], [3, 1, 2]])[...,None])

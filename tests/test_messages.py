@@ -65,7 +65,7 @@ T --lerning_rate 1                          | did you mean '--learning_rate'
 T --generation_batch_size 8000              | prompts a batch
 T --max_completion_length 100000            | positions
 T --reward_weights 1 2                      | reward_weights
-T --method magic                            | no method 'magic'
+T --strategy magic                            | no strategy 'magic'
 T --resume                                  | no whole checkpoint
 T --resume maybe                            | got maybe but expected one of
 T --chat perhaps                            | got perhaps but expected one of
@@ -132,7 +132,7 @@ T --bf16                                    | here --dtype bfloat16
 T --use_vllm True                           | those of TRL's trainers are for `grpo_nb trl`
 T --report_to wandb                         | here history.jsonl has every number
 T --num_train_epochs 3                      | here --max_steps
-T --method plain                            | 'keep' is plain GRPO
+T --strategy plain                            | 'keep' is plain GRPO
 T --output_dir link                         | link is a link to
 T --output_dir link/run                     | which is not there
 demo --output_dir link                      | which is not there

@@ -1,18 +1,18 @@
-"The methods for dead groups, by value."
+"The strategies for dead groups, by value."
 import math
 import pytest, torch
 from grpo_nb.advantages import group_advantages
 from grpo_nb.parts.groups import dead_groups
 from grpo_nb.parts.tensors import test_tensor as assert_tensor
 from grpo_nb.parts.registry import STRATEGIES, resolve
-from grpo_nb.methods import (GFPO, NGRPO, DuplicateLive, DynamicSampling, RLZVP, NewestReplay,
+from grpo_nb.variants.strategies import (GFPO, NGRPO, DuplicateLive, DynamicSampling, RLZVP, NewestReplay,
     AR3PO, GRESO, SNRFilter, VirtualMaxReward)
 from grpo_nb.replay import Replay
-from grpo_nb.strategies import Keep, Mask, DeadGroupStrategy
+from grpo_nb.variants.strategy import Keep, Mask, DeadGroupStrategy
 
 from made_groups import DEAD0, DEAD1, MIXED, batch, content
 
-# ---- methods -------------------------------------------------------------------------------------
+# ---- strategies -------------------------------------------------------------------------------------
 
 def test_every_method_has_its_name_and_starts_from_it():
     assert set(STRATEGIES) == {'keep', 'mask', 'replay', 'dynamic', 'skip', 'virtual_max', 'entropy',
@@ -33,13 +33,13 @@ def test_dead_means_the_same_to_a_run_and_to_its_method():
     x,near,dead = batch([DEAD0]),batch([[.5,.7,.5,.7]]),torch.tensor([True])
     def replaced(m): return m.process_batch(x, dead, sample_more=lambda n: near).metrics['replay/replaced']
     def made(**kw): return make_strategy(TrainConfig(**kw))
-    assert replaced(made(method='dynamic', dead_tolerance=.5))==0 and replaced(made(method='dynamic'))==1
+    assert replaced(made(strategy='dynamic', dead_tolerance=.5))==0 and replaced(made(strategy='dynamic'))==1
     own = Replay(8)
-    with pytest.raises(ValueError, match="that of the method 'replay' is 1e-06: give both the same"):
-        made(method=own, dead_tolerance=.5)
-    assert own.dead_tolerance==1e-6 and made(method=own) is own   # nothing is written into it
+    with pytest.raises(ValueError, match="that of the strategy 'replay' is 1e-06: give both the same"):
+        made(strategy=own, dead_tolerance=.5)
+    assert own.dead_tolerance==1e-6 and made(strategy=own) is own   # nothing is written into it
     own.dead_tolerance = .5
-    assert made(method=own, dead_tolerance=.5).find_dead(near).tolist()==[True]
+    assert made(strategy=own, dead_tolerance=.5).find_dead(near).tolist()==[True]
 
 def test_keep_and_mask_by_value():
     x = batch([MIXED, DEAD0, DEAD1])
@@ -184,7 +184,7 @@ def test_entropy_shaped_by_hand():
         assert_tensor(A[1, g], 0.2 * H[1, g] * x.completion_mask[1, g])
         assert_tensor(A[2, g], x.advantages[2, g] * x.completion_mask[2, g])
     with pytest.raises(ValueError, match='`logps_fn`'): RLZVP().process_batch(x)
-    with pytest.raises(ValueError, match='no method'): resolve(STRATEGIES, 'resample')
+    with pytest.raises(ValueError, match='no strategy'): resolve(STRATEGIES, 'resample')
 
 def test_same_prompt_mends_an_all_wrong_group_with_its_own_better_answer():
     m = AR3PO()

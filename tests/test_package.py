@@ -24,7 +24,8 @@ def _python(code, python=sys.executable, **kw):
     return subprocess.run([python, '-c', code], capture_output=True, text=True, **kw)
 
 def _wing(name):
-    "The folder of a module; most flat ones are the course, and `cli` is the door to all of them."
+    "The folder of a module; flat ones and `variants` are the course, and `cli` is the door to all of them."
+    if name.startswith('variants.'): return 'course'
     return name.split('.')[0] if '.' in name else 'door' if name=='cli' else ON_TRL.get(name, 'course')
 
 def _imports(name):

@@ -428,7 +428,7 @@ def test_a_thing_of_each_kind_in_one_file_runs_in_both_trainers_or_is_refused_in
         for o in logs: o.clear()
         return out
     try:
-        main(f'train --dataset {f}:echo --reward {f}:paid --method {f}:Mine --loss_type {f}:plain '
+        main(f'train --dataset {f}:echo --reward {f}:paid --strategy {f}:Mine --loss_type {f}:plain '
             f'--advantages {f}:raw --replay_priority {f}:oldest --output_dir {tmp_path}/a --max_steps 4 '
             '--eval_problems 2 --generation_batch_size 16 --num_generations 4 --steps_per_generation 2 '
             '--max_completion_length 4 --disable_tqdm True'.split())
@@ -436,7 +436,7 @@ def test_a_thing_of_each_kind_in_one_file_runs_in_both_trainers_or_is_refused_in
         t = train_trl(dataset=f'{f}:echo', replay_priority=f'{f}:oldest',
             **dict(reward=[f'{f}:paid'], output_dir=str(tmp_path/'b'))|FAST)
         assert used('oldest')=={'priority'} and len(t.train_dataset)==12
-        for option,says in dict(method='run in `grpo_nb train`', advantages='run in `grpo_nb train`',
+        for option,says in dict(strategy='run in `grpo_nb train`', advantages='run in `grpo_nb train`',
                 loss_type="one of your own.*TRL's losses are branches").items():
             with pytest.raises(ValueError, match=says):
                 train_trl(dataset=f'{f}:echo', **{option:f'{f}:raw'}|FAST)

@@ -1,4 +1,4 @@
-"The replay buffer and its method, by value, against slow models and exact sums."
+"The replay buffer and its strategy, by value, against slow models and exact sums."
 import io, itertools, json, math, random, statistics, time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,7 +8,7 @@ from grpo_nb.parts.tensors import test_tensor as assert_tensor
 from grpo_nb.parts.registry import PRIORITIES, register
 from grpo_nb.generation import Rollouts
 from grpo_nb.replay import Replay, ReplayBuffer, pack_groups, insert_stored
-from grpo_nb.strategies import prompt_indices
+from grpo_nb.variants.strategy import prompt_indices
 
 from made_groups import DEAD0, DEAD1, MIXED, batch, content
 

@@ -70,7 +70,7 @@ def test_paired_differences_equal_scipys():
 @pytest.fixture(scope='module')
 def many(tmp_path_factory):
     d = tmp_path_factory.mktemp('many')
-    return [make_run(d/f'{m}{s}', n_steps=6, seed=s, method=m) for m in ('replay','keep') for s in range(3)]
+    return [make_run(d/f'{m}{s}', n_steps=6, seed=s, strategy=m) for m in ('replay','keep') for s in range(3)]
 
 def test_runs_that_differ_only_by_seed_are_one_arm(many):
     a = group_by_settings([read_run(f) for f in many])

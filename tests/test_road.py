@@ -28,7 +28,7 @@ COMMON = dict(loss=st.sampled_from(LOSSES), level=st.sampled_from(['token','sequ
     ends=st.sampled_from([1., 1.5]), batches=st.just(3))
 MOMENT = dict(max_moment=rare(None, .01))
 CHAPTERS = st.fixed_dictionaries(COMMON|dict(corrected=rare(True, False), shared_prefix=st.booleans(),
-    method=rare('replay', 'gfpo', 'mask'),
+    strategy=rare('replay', 'gfpo', 'mask'),
     top_k=rare(0, 12), top_p=rare(1., .6, .9), min_p=rare(None, .1, .4),
     correction=corrections([*WEIGHTS, 'decoupled'], **MOMENT),
     replay_correction=corrections([*WEIGHTS, 'decoupled'], **MOMENT)))
@@ -53,7 +53,7 @@ USUAL = dict(loss='dapo', level='token', epsilon=.2, epsilon_high=None, delta=No
     quantile=1., temperature=1., mask_truncated=False, scale='group', aggregation='sum_then_normalize',
     rewards='one', unreplaced='keep', stored_per_fresh=0, parts=2, passes=1, max_grad_norm=0.,
     off_policy=None, lr=1e-2, seed=3, ends=1.5, batches=3, corrected=True, shared_prefix=True,
-    method='replay', correction=None, replay_correction=None, bias_kl=True, accumulate=1, tools=False,
+    strategy='replay', correction=None, replay_correction=None, bias_kl=True, accumulate=1, tools=False,
     adaptive=None, drop_dead_kl=False, resume=False, top_k=0, top_p=1., min_p=None)
 HELD = dict(weight='truncated', clip='none', weight_cap=1.05)
 BOTH = [dict(replay_correction=HELD, loss='luspo', level='sequence', passes=2, stored_per_fresh=1),
@@ -66,11 +66,11 @@ BOTH = [dict(replay_correction=HELD, loss='luspo', level='sequence', passes=2, s
     dict(aggregation='normalize_then_sum', loss='sapo', rewards='measured'),
     dict(loss='vespo', rewards='measured', parts=1)]
 AGAINST = dict(aggregation='normalize_then_sum', loss='dr_grpo', rewards='two', lr=3e-3)   # equal in sum
-RARE = dict(chapters=[*BOTH, AGAINST, dict(method='gfpo', loss='bnpo', scale='none', rewards='two'),
-    dict(method='mask', rewards='measured', correction=dict(max_drift=.3, max_moment=.01), passes=2, lr=3e-2),
+RARE = dict(chapters=[*BOTH, AGAINST, dict(strategy='gfpo', loss='bnpo', scale='none', rewards='two'),
+    dict(strategy='mask', rewards='measured', correction=dict(max_drift=.3, max_moment=.01), passes=2, lr=3e-2),
     dict(correction=dict(clip='dapo'), replay_correction=dict(weight='decoupled'), passes=2, lr=3e-2),
     dict(shared_prefix=False, corrected=False, off_policy=.02, loss='grpo'),
-    dict(top_p=.7, min_p=.3, temperature=.7, method='gfpo'), dict(top_k=9, top_p=.5, loss='grpo'),
+    dict(top_p=.7, min_p=.3, temperature=.7, strategy='gfpo'), dict(top_k=9, top_p=.5, loss='grpo'),
     dict(entropy_coef=.02, quantile=.4, parts=1, passes=2, loss='bnpo')],
     on_trl=[*BOTH, AGAINST|dict(seed=8), dict(tools=True, accumulate=2, passes=2, beta=.05, loss='grpo'),
     dict(replay_correction=dict(max_drift=.05), adaptive=3.1, accumulate=2, loss='bnpo', quantile=.75,

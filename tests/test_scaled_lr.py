@@ -49,7 +49,7 @@ def adamw(start, steps, decay=.01, b1=.9, b2=.999, eps=1e-8):
 PLAIN = dict(replay_buffer_size=0)
 CASES = [dict(), dict(num_iterations=2), dict(steps_per_generation=4),
     dict(lr_scheduler_type='linear', warmup_steps=2), PLAIN, PLAIN|dict(beta=.1),
-    PLAIN|dict(skip_zero_advantage=True), dict(method='mask'), dict(method='gfpo'), dict(method='dynamic'),
+    PLAIN|dict(skip_zero_advantage=True), dict(strategy='mask'), dict(strategy='gfpo'), dict(strategy='dynamic'),
     dict(loss_type='cispo', epsilon_high=1.2)]
 
 @pytest.mark.parametrize('how', ['sqrt','linear'])
@@ -57,7 +57,7 @@ CASES = [dict(), dict(num_iterations=2), dict(steps_per_generation=4),
 def test_each_step_is_adamws_at_the_rate_times_the_share(case, how):
     alive = [2, 1, 3, 0]   # of 4 groups, batch by batch
     s = init_state(*load_model('tiny'), ROWS, lives(lambda step: alive[step//per]),
-        TrainConfig(**SMALL|dict(scale_lr_by_alive=how, weight_decay=.01, method='replay',
+        TrainConfig(**SMALL|dict(scale_lr_by_alive=how, weight_decay=.01, strategy='replay',
             max_steps=64)|case))
     per = s.args.steps_per_batch
     start,steps = weights(s.model),[]

@@ -100,7 +100,7 @@ def test_a_record_holds_terms_that_sum_to_the_loss_that_was_logged(kind, tmp_pat
     assert list(row['by'])[0]==kind and len(row['by'])==len(LOSS_TYPES)
 
 def test_advantages_of_tokens_are_recorded_as_the_mean_of_each_answer(tmp_path):
-    s = init_state(*make(str(tmp_path), method='entropy', generation_batch_size=16))
+    s = init_state(*make(str(tmp_path), strategy='entropy', generation_batch_size=16))
     info = train_batch(s)
     rec = Recorder(tmp_path)
     record_batch(rec, s, info)

@@ -6,18 +6,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 import pytest, torch
-from grpo_nb import batch_logps as bl
+from grpo_nb.variants import batch_logps as bl
 from grpo_nb import trainer as tr
 from grpo_nb.parts.registry import LOSSES, PRIORITIES, REGISTRIES, STRATEGIES, register, resolve
 from grpo_nb.logps import token_logps
-from grpo_nb.loss_variants import constant_advantages, maxrl_advantages, rft_advantages
+from grpo_nb.variants.losses import constant_advantages, maxrl_advantages, rft_advantages
 from grpo_nb.run.signals import Stopped, check_stop, forget_stop, note_stop
 from grpo_nb.run.checkpoints import checkpoint_folders, checkpoint_error
 from grpo_nb.run.resume import resolve_checkpoint, save_checkpoint
 from grpo_nb.run.reading import read_run
-from grpo_nb.methods import DynamicSampling
+from grpo_nb.variants.strategies import DynamicSampling
 from grpo_nb.replay import Replay
-from grpo_nb.strategies import Keep, Mask, DeadGroupStrategy, ProcessedBatch
+from grpo_nb.variants.strategy import Keep, Mask, DeadGroupStrategy, ProcessedBatch
 from grpo_nb.run.record import dataset_info
 from grpo_nb.see.monitor import slow_path_notice
 from grpo_nb.see.readers import open_run
@@ -30,8 +30,8 @@ from grpo_nb.trainer import (evaluate, init_state, next_prompt_indices, rollout,
 from weekly import most_weekly
 
 torch.set_num_threads(1)
-def state(seed=0, method=None, reward=parity, **kw):
-    return init_state(tiny_model(seed), TOK, DATA, reward, cfg(**kw, method=method))
+def state(seed=0, strategy=None, reward=parity, **kw):
+    return init_state(tiny_model(seed), TOK, DATA, reward, cfg(**kw, strategy=strategy))
 def flat(model): return torch.cat([p.detach().flatten() for p in model.parameters()])
 def grad(model): return torch.cat([p.grad.flatten() for p in model.parameters()])
 def update(s, batch, in_loss, uncorrected, num_items):
@@ -40,14 +40,14 @@ def update(s, batch, in_loss, uncorrected, num_items):
     return tr.update_minibatch(s, processed, torch.arange(len(batch)), num_items)
 
 @functools.cache
-def undisturbed(method=None):
+def undisturbed(strategy=None):
     "Weights and tokens of a run of twelve steps that nothing stops."
-    s = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=12), method=method)
+    s = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=12), strategy=strategy)
     return flat(s.model),s.num_tokens
 
 # ---- answers with advantage 0
 
-SKIPS = [dict(), dict(method='mask'), dict(replay_buffer_size=8, method=None), dict(advantages='constant'),
+SKIPS = [dict(), dict(strategy='mask'), dict(replay_buffer_size=8, strategy=None), dict(advantages='constant'),
     dict(advantages='rft', num_iterations=2), dict(shared_prefix=False, advantages='rft'),
     dict(loss_type='bnpo', num_iterations=2), dict(loss_type='cispo', epsilon_high=5.),
     dict(loss_type='vespo', num_iterations=2), dict(importance_sampling_level='sequence', num_iterations=2),
@@ -65,11 +65,11 @@ def test_answers_with_advantage_0_may_be_left_out_of_the_pass_and_nothing_else_c
     for skip in (False, True):
         passed.clear()
         runs.append(train(tiny_model(0), TOK, DATA, parity, cfg(skip_zero_advantage=skip, weight_decay=.1,
-            max_steps=4, **dict(method='keep')|kw), print_verdict=False))
+            max_steps=4, **dict(strategy='keep')|kw), print_verdict=False))
         asked.append(sum(passed))
     whole,part = runs
     if kw.get('advantages')=='constant': assert asked[1]==asked[0]   # no advantage is 0
-    elif kw.get('method')!='mask' and 'mask_truncated_completions' not in kw: assert asked[1]<asked[0]
+    elif kw.get('strategy')!='mask' and 'mask_truncated_completions' not in kw: assert asked[1]<asked[0]
     moved = (flat(whole.model)-flat(tiny_model(0))).norm()
     assert (flat(part.model)-flat(whole.model)).norm()<1e-5*moved   # float noise
     same = [k for k in whole.history[0] if not k.endswith(('time','entropy'))
@@ -84,7 +84,7 @@ def test_a_minibatch_without_any_advantage_moves_the_weights_as_it_would(tmp_pat
     def last_dead(prompts, completions, trainer_state, **_):
         return [float(len(text(c))%2==0 and trainer_state.global_step<2) for c in completions]
     def run(skip):
-        args = cfg(skip_zero_advantage=skip, max_steps=6, method='keep', weight_decay=.1,
+        args = cfg(skip_zero_advantage=skip, max_steps=6, strategy='keep', weight_decay=.1,
             output_dir=str(tmp_path/str(skip)))
         return train(tiny_model(0), TOK, DATA, last_dead, args, print_verdict=False)
     runs = [run(False), run(True)]
@@ -126,7 +126,7 @@ def test_a_method_that_passes_over_every_prompt_is_reported():
     class No(Keep):
         name = 'no'
         def select_prompts(self, keys, step): return [False]*len(keys)
-    with pytest.raises(RuntimeError, match="'no' passed over"): train_batch(state(method=No()))
+    with pytest.raises(RuntimeError, match="'no' passed over"): train_batch(state(strategy=No()))
 
 def test_a_reward_gets_every_column_beside_its_own_completion():
     seen = []
@@ -203,18 +203,18 @@ def test_replay_replaces_dead_groups_one_by_one_and_trains_on_them():
     assert last['replay/live_after']>=last['replay/live_before']
 
 def test_buffer_size_0_and_keep_are_the_same_run_to_the_bit():
-    a, b = (train(tiny_model(0), TOK, DATA, parity, cfg(**kw), method=m)
+    a, b = (train(tiny_model(0), TOK, DATA, parity, cfg(**kw), strategy=m)
             for kw, m in ((dict(replay_buffer_size=0), None), ({}, Keep())))
     assert torch.equal(flat(a.model), flat(b.model))
 
 def test_replay_without_a_dead_group_changes_nothing():
     alive = lambda completions, **kw: [i%4+.0 for i in range(len(completions))]
     alive.__name__ = 'alive'
-    a,b = (train(tiny_model(0), TOK, DATA, alive, cfg(), method=m) for m in (Keep(), Replay(8)))
+    a,b = (train(tiny_model(0), TOK, DATA, alive, cfg(), strategy=m) for m in (Keep(), Replay(8)))
     assert torch.equal(flat(a.model), flat(b.model))
 
 def test_dynamic_sampling_pays_in_tokens():
-    a, b = (train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=4), method=m)
+    a, b = (train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=4), strategy=m)
             for m in (Mask(), DynamicSampling(max_rounds=4)))
     assert b.num_tokens>a.num_tokens and b.history[0]['replay/live_after']>a.history[0]['replay/live_after']
 
@@ -245,7 +245,7 @@ def test_old_log_probs_are_those_noted_while_sampling_and_cost_no_forward(monkey
     torch.testing.assert_close(info.processed.batch.old_logps, info.sampled.old_logps, rtol=0, atol=0)
 
 def test_the_reference_is_asked_once_for_each_group_and_its_answer_is_stored(monkeypatch):
-    s = state(beta=.1, max_steps=99, num_iterations=2, method=Replay(buffer_size=8, unreplaced='mask'))
+    s = state(beta=.1, max_steps=99, num_iterations=2, strategy=Replay(buffer_size=8, unreplaced='mask'))
     asked,replaced = watch(monkeypatch, s),0
     for _ in range(4):
         asked.clear()
@@ -261,8 +261,8 @@ def test_the_reference_is_asked_once_for_each_group_and_its_answer_is_stored(mon
     assert replaced>3 and s.history[-1]['kl']>0
 
 def test_a_dead_group_that_stays_in_the_loss_has_a_reference_too(monkeypatch):
-    for method in (Keep(), Replay(buffer_size=0), DynamicSampling(max_rounds=2)):
-        s = state(beta=.1, method=method)
+    for strategy in (Keep(), Replay(buffer_size=0), DynamicSampling(max_rounds=2)):
+        s = state(beta=.1, strategy=strategy)
         info = train_batch(s); t = info.processed
         with torch.no_grad(): want = token_logps(s.ref_model, t.batch, 1.)
         assert info.dead.any() and torch.allclose(t.batch.ref_logps[t.in_loss], want[t.in_loss], atol=2e-5)
@@ -279,7 +279,7 @@ def test_a_model_in_float64_is_pulled_back_as_one_in_float32(kw):
     assert losses[1]==pytest.approx(losses[0], abs=1e-4)
 
 def test_a_reference_that_moves_is_asked_anew_for_replayed_groups(monkeypatch):
-    s = state(beta=.1, sync_ref_model=True, ref_model_sync_steps=1, method=Replay(buffer_size=8))
+    s = state(beta=.1, sync_ref_model=True, ref_model_sync_steps=1, strategy=Replay(buffer_size=8))
     seen = []
     mine = tr.update_minibatch
     def watched(s, processed, idx, *a):
@@ -317,7 +317,7 @@ def test_a_run_ends_with_a_verdict_and_says_nothing_where_the_bar_is_hidden(caps
     assert capsys.readouterr().out==''
 
 def test_groups_outside_the_loss_are_not_computed(monkeypatch):
-    s = state(method=Mask())
+    s = state(strategy=Mask())
     asked = watch(monkeypatch, s)
     info = train_batch(s)
     assert info.dead.any() and sum(n for _, _, n in asked) == int(
@@ -369,7 +369,7 @@ def test_a_record_says_which_answers_were_cut_off(tmp_path):
 
 def test_tokens_are_counted_without_their_padding():
     model,tok = load_model('tiny')   # its answers differ in length
-    args = cfg(max_completion_length=16, method=DynamicSampling(max_rounds=2))
+    args = cfg(max_completion_length=16, strategy=DynamicSampling(max_rounds=2))
     s = init_state(model, tok, DATA, parity, args)
     real = []
     mine = s.strategy.process_batch
@@ -490,10 +490,10 @@ def test_stored_groups_are_recorded_and_read_back(tmp_path):
     assert read_run(tmp_path).setting('run')==s.run_id
 
 def test_copies_by_name_train_on_a_full_batch():
-    s = train(tiny_model(0), TOK, DATA, parity, cfg(replay_stored_per_fresh=1), method='copies')
+    s = train(tiny_model(0), TOK, DATA, parity, cfg(replay_stored_per_fresh=1), strategy='copies')
     assert s.strategy.name=='copies' and [o for o in s.history if o['replay/stored']!=4]==[]
-    with pytest.raises(ValueError, match="the method 'mask' does not know"):
-        state(method=Mask(), replay_stored_per_fresh=1)
+    with pytest.raises(ValueError, match="the strategy 'mask' does not know"):
+        state(strategy=Mask(), replay_stored_per_fresh=1)
 
 # ---- sockets
 
@@ -522,7 +522,7 @@ def test_a_method_of_ones_own_is_known_by_its_name():
             dead = self.find_dead(batch, dead)
             return self.make_result(batch, dead, in_loss=~dead, loud=1.)
     try:
-        s = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=2), method='loud')
+        s = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=2), strategy='loud')
         assert s.strategy.name=='loud' and s.history[0]['replay/loud']==1
     finally: del STRATEGIES['loud']
 
@@ -658,20 +658,20 @@ def failing(at):
     parity_but.__name__ = 'parity'
     return parity_but
 
-@pytest.mark.parametrize('method', [None, 'skip', 'dynamic'])
-def test_a_reward_that_fails_in_the_middle_costs_one_batch(method, tmp_path):
+@pytest.mark.parametrize('strategy', [None, 'skip', 'dynamic'])
+def test_a_reward_that_fails_in_the_middle_costs_one_batch(strategy, tmp_path):
     args = dict(max_steps=12, save_steps=99)
     with pytest.raises(ValueError, match="my mistake") as e:
-        train(tiny_model(0), TOK, DATA, failing(4), cfg(output_dir=str(tmp_path), **args), method=method,
+        train(tiny_model(0), TOK, DATA, failing(4), cfg(output_dir=str(tmp_path), **args), strategy=strategy,
             resume_hint='--resume')
     step_ = max(int(p.name[11:]) for p in checkpoint_folders(tmp_path))
     notes = ' '.join(e.value.__notes__)
     assert (f'raised at step {step_}' in notes and f'checkpoint-{step_} holds all' in notes
             and '--resume' in notes)
-    s = train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(tmp_path), **args), method=method,
+    s = train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(tmp_path), **args), strategy=strategy,
         resume_from_checkpoint=True)
-    if method != 'dynamic':
-        weights,tokens = undisturbed(method)
+    if strategy != 'dynamic':
+        weights,tokens = undisturbed(strategy)
         assert torch.equal(flat(s.model), weights) and s.num_tokens==tokens
     assert s.step==12
 
@@ -813,26 +813,26 @@ def tables():
 def test_a_file_of_ones_own_reaches_every_socket(tmp_path, tables):
     f = tmp_path/'mine.py'
     f.write_text(own_file(), encoding='utf-8')
-    def run(method=None, advantages='grpo', **kw):
-        s = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=4, **kw), method=method,
+    def run(strategy=None, advantages='grpo', **kw):
+        s = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=4, **kw), strategy=strategy,
             advantages=advantages, print_verdict=False)
         return s,flat(s.model)
     w = run('keep')[1]
-    for kw in (dict(method=f'{f}:Halve'), dict(method='keep', loss_type=f'{f}:plain'),
-               dict(method='keep', advantages=f'{f}:raw')):
+    for kw in (dict(strategy=f'{f}:Halve'), dict(strategy='keep', loss_type=f'{f}:plain'),
+               dict(strategy='keep', advantages=f'{f}:raw')):
         assert not torch.equal(run(**kw)[1], w), kw
     mine = f'{f}:oldest'
     b = run(replay_priority=mine, replay_age_limit=3, replay_max_uses=2)[0].strategy.buffer
     assert (b.priority, b.age_limit, b.max_uses)==(mine, 3, 2) and PRIORITIES[mine].__name__=='oldest'
-    for kw,says in ((dict(method=f'{f}:Hlave'), 'it has: .*Halve'),
-                    (dict(method='nowhere.py:Mine'), 'no file'),
-            (dict(replay_priority='oldets'), 'one of .*FILE.py:NAME'), (dict(method='mine'), 'no method'),
-            (dict(method='keep', replay_max_uses=2), "'keep' does not know of it")):
+    for kw,says in ((dict(strategy=f'{f}:Hlave'), 'it has: .*Halve'),
+                    (dict(strategy='nowhere.py:Mine'), 'no file'),
+            (dict(replay_priority='oldets'), 'one of .*FILE.py:NAME'), (dict(strategy='mine'), 'no strategy'),
+            (dict(strategy='keep', replay_max_uses=2), "'keep' does not know of it")):
         with pytest.raises(ValueError, match=says): run(**kw)
     assert resolve('task', f'{f}:doubles')(2, seed=3)[1]==dict(prompt='4 + 4 =', answer='8')
     (tmp_path/'log.jsonl').write_text('{"iter": 1, "score": 0.5}\n{"iter": 2, "score": 1.0}\n')
     assert open_run(tmp_path/'log.jsonl', reader=f'{f}:read').history.reward.tolist()==[.5, 1.]
-    assert run('newest')[0].strategy.buffer.priority=='recency'   # a method keeps its own unless asked
+    assert run('newest')[0].strategy.buffer.priority=='recency'   # a strategy keeps its own unless asked
 
 def counted(monkeypatch, *functions):
     "How often each is called from now on, by whichever module of ours."
@@ -864,7 +864,7 @@ def test_the_options_of_a_loss_reach_it_from_the_settings_of_a_run(tmp_path, tab
         return width*ratio*A
     def run(**kw):
         taken.clear()
-        args = cfg(max_steps=2, method='keep', **kw)
+        args = cfg(max_steps=2, strategy='keep', **kw)
         return flat(train(tiny_model(0), TOK, DATA, parity, args).model)
     taken = []
     run(loss_type='soft', loss_kwargs='width=.5,kind=bent')
@@ -881,14 +881,14 @@ def test_the_options_of_a_loss_reach_it_from_the_settings_of_a_run(tmp_path, tab
 
 def test_every_advantage_has_a_name_that_a_run_takes():
     for name,f in dict(constant=constant_advantages, maxrl=maxrl_advantages, rft=rft_advantages).items():
-        s = init_state(tiny_model(0), TOK, DATA, parity, cfg(method='keep', advantages=name))
+        s = init_state(tiny_model(0), TOK, DATA, parity, cfg(strategy='keep', advantages=name))
         batch = rollout(s, next_prompt_indices(s, 4))[0]
         assert batch.rewards.std()>0 and torch.equal(batch.advantages, f(batch.rewards)), name
 
 def test_a_run_goes_on_with_the_baseline_it_had_and_with_no_other(tmp_path):
     def run(steps, baseline, resume=None):
         args = cfg(max_steps=steps, save_steps=2, output_dir=str(tmp_path))
-        return train(tiny_model(0), TOK, DATA, parity, args, method='keep', resume_from_checkpoint=resume,
+        return train(tiny_model(0), TOK, DATA, parity, args, strategy='keep', resume_from_checkpoint=resume,
             advantages=functools.partial(constant_advantages, baseline=baseline), print_verdict=False)
     run(2, .2)
     assert run(4, .2, True).step==4
@@ -932,7 +932,7 @@ def test_metrics_of_all_that_was_sampled_for_a_batch_are_averaged():
     def logs(prompts, log_metric, **kw):
         calls.append(len(prompts)); log_metric('calls', len(calls))
         return [float(len(calls)>1)*(i%2) for i in range(len(prompts))]   # all dead at first
-    s = init_state(tiny_model(0), TOK, DATA, logs, cfg(method=DynamicSampling()))
+    s = init_state(tiny_model(0), TOK, DATA, logs, cfg(strategy=DynamicSampling()))
     row = train_batch(s).row
     assert len(calls)>1 and row['calls']==pytest.approx(sum(range(1, len(calls)+1))/len(calls))
 
@@ -1005,11 +1005,11 @@ def test_the_folder_is_free_again_after_an_error_of_a_callback(tmp_path):
 
 def test_settings_by_name_are_those_of_a_config():
     def raw(rewards, **settings): return rewards-.5
-    own = dict(method='mask', advantages=raw, loss_type='grpo', max_steps=4)
+    own = dict(strategy='mask', advantages=raw, loss_type='grpo', max_steps=4)
     a = train(tiny_model(0), TOK, DATA, parity, cfg(**own))
     base = cfg()
     b = train(tiny_model(0), TOK, DATA, parity, base, **own)
-    assert torch.equal(flat(a.model), flat(b.model)) and b.args.method=='mask' and base.method=='replay'
+    assert torch.equal(flat(a.model), flat(b.model)) and b.args.strategy=='mask' and base.strategy=='replay'
 
 def test_two_settings_make_the_update_that_of_dr_grpo():
     "Its gradient by hand: no deviation, and a divisor that is the longest completion"

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest, torch
 from datasets import Dataset
 from grpo_nb.replay import Replay
-from grpo_nb.strategies import Keep
+from grpo_nb.variants.strategy import Keep
 from grpo_nb.tiny_qwen import load_model, make_tokenizer, tiny_model
 from grpo_nb.trainer import TrainConfig, train
 
@@ -36,8 +36,8 @@ def test_a_home_folder_is_written_as_in_a_shell(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     'kw,says',
     [
-        (dict(method='relay'), "no method 'relay'"),
-        (dict(method=5), '`method` is 5'),
+        (dict(strategy='relay'), "no strategy 'relay'"),
+        (dict(strategy=5), '`strategy` is 5'),
         (dict(rewards='accuracy'), "'accuracy' is no function"),
         (dict(rewards=[]), 'no reward functions'),
         (dict(rewards=torch.nn.Linear(1, 1)), 'RewardModel'),
@@ -73,12 +73,12 @@ def test_problems_that_nothing_measures_are_warned_about_and_one_is_enough():
     row = run(small(eval_steps=4), eval_dataset=rows.select([0])).history[0]
     assert row['eval/rewards/length/mean']>=0 and 'eval/pass@1' not in row
 
-def unclipped(method=None, **kw):
+def unclipped(strategy=None, **kw):
     "How often a run of two batches warns that replayed tokens are not clipped"
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter('always')
         args = TrainConfig(num_generations=4, generation_batch_size=16, max_steps=8, **kw)
-        train(tiny_model(0), make_tokenizer(), rows, reward, args, method=method)
+        train(tiny_model(0), make_tokenizer(), rows, reward, args, strategy=strategy)
     return sum('takes the clip from replayed tokens' in str(o.message) for o in seen)
 
 @pytest.mark.parametrize('kw,times', [(dict(replay_correction='clip=none'), 1),
@@ -86,8 +86,8 @@ def unclipped(method=None, **kw):
     (dict(), 0), (dict(replay_correction='weight=none'), 0),
     (dict(correction='clip=none', replay_correction='weight=truncated'), 0),
     (dict(replay_correction='clip=none', replay_buffer_size=0), 0),
-    (dict(correction='clip=none', method=Keep()), 0),
-    (dict(correction='clip=none', method=Replay(4)), 1)], ids=range(9))
+    (dict(correction='clip=none', strategy=Keep()), 0),
+    (dict(correction='clip=none', strategy=Replay(4)), 1)], ids=range(9))
 def test_a_run_warns_once_where_replayed_tokens_are_not_clipped(kw, times):
     assert unclipped(**kw)==times
 
@@ -120,10 +120,10 @@ def test_the_same_rows_in_another_dress_are_the_same_data(tmp_path):
     assert resumed(tmp_path, dataset=chat).step==8
 
 def test_a_run_does_not_go_on_with_another_method(tmp_path):
-    with pytest.raises(ValueError, match='method: replay then, keep now'):
-        resumed(tmp_path, method=Keep())
-    with pytest.raises(ValueError, match='method: replay then, mask now'):
-        resumed(tmp_path, method='mask')
+    with pytest.raises(ValueError, match='strategy: replay then, keep now'):
+        resumed(tmp_path, strategy=Keep())
+    with pytest.raises(ValueError, match='strategy: replay then, mask now'):
+        resumed(tmp_path, strategy='mask')
 
 def test_other_rewards_and_a_learning_rate_that_jumps_are_warned_about(tmp_path):
     def other(completions, **kwargs): return length(completions)

@@ -156,7 +156,7 @@ def test_without_replay_dead_groups_are_kept_and_recording_changes_nothing():
     assert T.same(*[T.weights(runs[n][0]) for n in (0,1)])
     r = runs[1][3]
     assert [o['outcome'] for o in r.rows]==['trained','trained','trained','kept','kept','trained','kept',
-        'kept'] and r.settings['method']=='keep'
+        'kept'] and r.settings['strategy']=='keep'
     # all at 1
     assert all(sum(o['ratio_hist']['counts'])==sum(o['n_tokens'])==o['ratio_hist']['counts'][7]
         for o in r.rows)
@@ -265,7 +265,7 @@ def test_settings_say_what_the_tools_ask_for():
     t,_,_,r = run([LIVE], steps=2, steps_per_generation=2, gradient_accumulation_steps=2,
         per_device_train_batch_size=4, num_iterations=1, beta=.02, replay_age_limit=9, replay_buffer_size=5)
     s = r.settings
-    assert s['trainer']=='trl' and s['method']=='replay' and s['world_size']==1 and s['versions']['trl']
+    assert s['trainer']=='trl' and s['strategy']=='replay' and s['world_size']==1 and s['versions']['trl']
     want = dict(steps_per_generation=2, gradient_accumulation_steps=2, num_iterations=1, beta=.02,
         max_completion_length=6, replay_age_limit=9, replay_buffer_size=5, num_generations=4,
         learning_rate=3e-2, seed=0, dead_tolerance=1e-6)
@@ -423,7 +423,7 @@ def test_the_inspector_opens_it(resumed):
 def test_report_and_doctor_open_it(resumed):
     page = write_report(resumed).read_text()
     o = Opened(page)
-    assert ('10 steps' in o.head['about'] and 'method replay' in o.head['about']
+    assert ('10 steps' in o.head['about'] and 'strategy replay' in o.head['about']
         and o.head['steps']==list(range(1, 11)))
     tables = dict(o.head['tables'])
     assert dict(tables['Settings'])['num_generations']==4 and dict(tables['Versions'])['trl']

@@ -131,7 +131,7 @@ def test_a_run_without_groups_has_curves_and_one_without_anything_is_refused(tmp
 def test_stored_groups_beside_fresh_ones_have_a_colour_of_their_own():
     assert _cell_of(dict(outcome='stored', dead=False))==CELLS['stored']
 
-SAID = [(dict(), 'with the ratio'), (dict(method='replay_uncorrected'), 'without correction')]
+SAID = [(dict(), 'with the ratio'), (dict(strategy='replay_uncorrected'), 'without correction')]
 @pytest.mark.parametrize('kw,says', SAID)
 def test_the_page_says_how_the_run_corrected(run, kw, says):
     o = LoggedRun(run.folder, run.settings|kw, run.history, run.rows, run.summary, [])
@@ -143,7 +143,7 @@ EVIL = ['<script>alert(1)</script>', '</script><img src=x onerror=alert(1)>', '<
         'lone \ud800 surrogate', '\x00 nul', '{{constructor}}', '<answer><b>4</b></answer>']
 
 def evil(folder, long=200_000):
-    rec = Recorder(folder, settings=dict(seed=0, method=EVIL[0]))
+    rec = Recorder(folder, settings=dict(seed=0, strategy=EVIL[0]))
     for s in (1, 2):
         rec.write_groups(s,
             group_rows(s, [EVIL[s], 'x'*long], EVIL*2, [[float(i==0) for i in range(8)], [0.]*8],

@@ -380,9 +380,9 @@ def write_order(
         colab = _placed(nb, colab_cell(), _set_up(nb))
         last = after and _placed(nb, after, -1)
         if colab or last: want[f] = _clean(nb)
-    for f in nbs.glob('catalogue/*.ipynb'):
+    for f in [*nbs.glob('catalogue/*.ipynb'), *nbs.glob('variants/*.ipynb')]:
         nb = _read(f)
-        if _placed(nb, colab_cell('nbs/catalogue'), _set_up(nb)): want[f] = _clean(nb)
+        if _placed(nb, colab_cell(f'nbs/{f.parent.name}'), _set_up(nb)): want[f] = _clean(nb)
     return _written(want, check, 'not the order of course.yml: run `python -m grpo_nb.dev order`')
 
 

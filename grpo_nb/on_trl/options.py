@@ -161,7 +161,7 @@ _REASONS = dict(
     ref_logps_chunk_size=_TILES, completion_chunk_size=_TILES, logprob_vocab_chunk_size=_TILES,
     max_loss_completion_tokens=': every token of an answer counts; `--max_completion_length` bounds them',
     chunk_size=_TILES,
-    method=': strategies other than replay'+_OF_TRAIN,
+    strategy=': strategies other than replay'+_OF_TRAIN,
     advantages=': advantages'+_OF_TRAIN)
 _GIVEN = 'dataset','dataset_config','dataset_split','reward','reward_model'   # by a recipe
 _BY_RECIPE = (': the recipe decides it; `--rows_file` takes rows of your own in its format, and '

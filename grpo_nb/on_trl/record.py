@@ -125,10 +125,10 @@ class RecordCallback(TrainerCallback):
         "What settings.json holds."
         t = self.trainer
         a,model = t.args,getattr(t.model.config, '_name_or_path', '')
-        method = ('replay' if a.replay_buffer_size else 'mask' if a.replay_unreplaced=='mask' else 'keep')
-        return dict(trainer='trl', method=method, model=Path(model).name, world_size=a.world_size,
+        strategy = ('replay' if a.replay_buffer_size else 'mask' if a.replay_unreplaced=='mask' else 'keep')
+        return dict(trainer='trl', strategy=strategy, model=Path(model).name, world_size=a.world_size,
             args=_shown_settings(a), data=dataset_info(t._tokenizer, t.train_dataset, end_token_ids(t)),
-            method_options={} if a.replay_age_limit is None else dict(age_limit=a.replay_age_limit))
+            strategy_options={} if a.replay_age_limit is None else dict(age_limit=a.replay_age_limit))
 
     def on_log(self, args:GRPOConfig, state:TrainerState, control:TrainerControl, logs:dict,
         **kwargs:object,

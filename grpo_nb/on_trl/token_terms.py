@@ -11,7 +11,7 @@ from pathlib import Path
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 from ..generation import Rollouts
-from ..token_terms import compare_losses
+from ..variants.token_terms import compare_losses
 from ..run.record import to_jsonl, format_token_rows
 from ..parts.loss_inputs import LossInputs, LossSettings
 from .batch_record import TrlBatchRecord

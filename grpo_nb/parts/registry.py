@@ -59,9 +59,9 @@ class Registry(MutableMapping):
     def __repr__(self)->str: return f'Registry({self.setting!r}: {", ".join(self)})'
 
 # %% ../../nbs/parts/registry.ipynb #4957420b
-LOSSES = Registry('loss_type', 'loss', 'loss_variants')
-ADVANTAGES = Registry('advantages', 'advantages', 'loss_variants')
-STRATEGIES = Registry('method', 'strategies', 'replay', 'methods')
+LOSSES = Registry('loss_type', 'loss', 'variants.losses')
+ADVANTAGES = Registry('advantages', 'advantages', 'variants.losses')
+STRATEGIES = Registry('strategy', 'variants.strategy', 'replay', 'variants.strategies')
 PRIORITIES = Registry('priority', 'replay')
 TASKS = Registry('dataset', 'parts.datasets')
 LOG_READERS = Registry('reader', 'see.readers')

@@ -178,10 +178,10 @@ def compared_settings(
     "What distinguishes one of the five ways."
     from grpo_nb.replay import Replay
     beside = dict(generation_batch_size=96, replay_stored_per_fresh=2,
-        correction='weight=truncated,weight_cap=2,clip=none', method=Replay(stored_per_fresh=2, seed=seed))
-    own = dict(none=dict(method='keep'), mu2=dict(method='keep', num_iterations=2),
-        replay=dict(method=Replay(seed=seed)), replay_uncorrected=dict(
-        method=Replay(force_ratio_one=True, seed=seed)), replay_beside=beside)
+        correction='weight=truncated,weight_cap=2,clip=none', strategy=Replay(stored_per_fresh=2, seed=seed))
+    own = dict(none=dict(strategy='keep'), mu2=dict(strategy='keep', num_iterations=2),
+        replay=dict(strategy=Replay(seed=seed)), replay_uncorrected=dict(
+        strategy=Replay(force_ratio_one=True, seed=seed)), replay_beside=beside)
     return dict(generation_batch_size=64, num_generations=4, learning_rate=4e-4)|own[way]
 
 def compared(

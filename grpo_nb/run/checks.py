@@ -38,40 +38,40 @@ def check_train_args(
 
 # %% ../../nbs/run/checks.ipynb #e59ed2d8
 def make_strategy(
-    args:TrainConfig,  # names a method, or holds one
+    args:TrainConfig,  # names a strategy, or holds one
 )->Any:                # a new one, or the one of the settings
-    """The method of a run: what it does with zero-variance groups.
+    """The strategy of a run: what it does with zero-variance groups.
 
     ValueError for an unknown name, or for one that can't do what the settings ask for; a warning where it
     replays groups that the settings do not clip.
     """
-    method = args.method or 'replay'
-    if method=='replay' and not args.replay_buffer_size: method = 'keep'
-    if isinstance(method, str):
-        method = resolve(STRATEGIES, method).from_settings(args)
-        method.dead_tolerance = args.dead_tolerance
-    if not hasattr(method, 'process_batch'):
+    strategy = args.strategy or 'replay'
+    if strategy=='replay' and not args.replay_buffer_size: strategy = 'keep'
+    if isinstance(strategy, str):
+        strategy = resolve(STRATEGIES, strategy).from_settings(args)
+        strategy.dead_tolerance = args.dead_tolerance
+    if not hasattr(strategy, 'process_batch'):
         raise ValueError(
-            f'`method` is {method!r:.60}: give one of {sorted(STRATEGIES)}, or a `DeadGroupStrategy`')
-    tolerance = getattr(method, 'dead_tolerance', args.dead_tolerance)
+            f'`strategy` is {strategy!r:.60}: give one of {sorted(STRATEGIES)}, or a `DeadGroupStrategy`')
+    tolerance = getattr(strategy, 'dead_tolerance', args.dead_tolerance)
     if tolerance!=args.dead_tolerance:
-        raise ValueError(f'`dead_tolerance` is {args.dead_tolerance}, that of the method {method.name!r} is '
+        raise ValueError(f'`dead_tolerance` is {args.dead_tolerance}, that of the strategy {strategy.name!r} is '
             f'{tolerance}: give both the same, so that a group is dead for both or for none')
-    _check_replay(method, args)
-    return method
+    _check_replay(strategy, args)
+    return strategy
 
-def _check_replay(method, args):
-    "ValueError for settings of replay that the method does not follow."
+def _check_replay(strategy, args):
+    "ValueError for settings of replay that the strategy does not follow."
     k = args.replay_stored_per_fresh
-    if k!=getattr(method, 'stored_per_fresh', 0):
-        raise ValueError(f'`replay_stored_per_fresh` is {k}, the method {method.name!r} does not know of it: '
+    if k!=getattr(strategy, 'stored_per_fresh', 0):
+        raise ValueError(f'`replay_stored_per_fresh` is {k}, the strategy {strategy.name!r} does not know of it: '
             "use 'replay' (with a buffer) or 'copies', or give `stored_per_fresh` to your own")
-    buffer,usual = getattr(method, 'buffer', None),TrainConfig.__dataclass_fields__
+    buffer,usual = getattr(strategy, 'buffer', None),TrainConfig.__dataclass_fields__
     for k in ('priority','age_limit','max_uses'):
         asked = getattr(args, f'replay_{k}')
         if asked not in (usual[f'replay_{k}'].default, getattr(buffer, k, None)):
-            raise ValueError(f'`replay_{k}` is {asked!r}, the method {method.name!r} does not know of it: '
-                f"use 'replay' by its name (with a buffer), or give `{k}` to the method")
+            raise ValueError(f'`replay_{k}` is {asked!r}, the strategy {strategy.name!r} does not know of it: '
+                f"use 'replay' by its name (with a buffer), or give `{k}` to the strategy")
     name = 'correction' if args.replay_correction is None else 'replay_correction'
     chosen = parse_correction(getattr(args, name), name)
     if chosen and getattr(buffer, 'max_size', 0): warn_unless_clipped(chosen.clip, name)

@@ -91,7 +91,7 @@ class TrainConfig(RunConfig):
         'grpo, dr_grpo, dapo, bnpo, cispo, sapo, luspo, vespo, FILE.py:NAME, or a function')
     epsilon:float = config_field(.2, 'half-width of the clip range')
     beta:float = config_field(0., 'weight of the KL to the reference; 0 keeps no reference model')
-    method:Any = config_field('replay',
+    strategy:Any = config_field('replay',
         'the strategy for zero-variance groups: replay, keep (plain GRPO), mask, '
         'dynamic, another name, FILE.py:NAME, or an object')
 
@@ -147,7 +147,7 @@ def check_config(
     resolve(LOSSES, a.loss_type)
     if a.aggregation: resolve(LOSSES, a.aggregation, 'aggregation')
     resolve(ADVANTAGES, a.advantages)
-    if a.method is None or isinstance(a.method, str): resolve(STRATEGIES, a.method or 'replay', hint=_PLAIN)
+    if a.strategy is None or isinstance(a.strategy, str): resolve(STRATEGIES, a.strategy or 'replay', hint=_PLAIN)
     check_settings(a, [
         ('generation_batch_size', lambda v: v>0 and v%G==0, f'a multiple of num_generations ({G})'),
         ('steps_per_generation', lambda v: v>=1 and B%v==0,

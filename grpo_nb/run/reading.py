@@ -69,7 +69,7 @@ class LoggedRun:
         default:Any=None,  # where it is missing
     )->Any:
         "One setting of the run."
-        for o in (self.settings, self.settings.get('args'), self.settings.get('method_options')):
+        for o in (self.settings, self.settings.get('args'), self.settings.get('strategy_options')):
             if isinstance(o, dict) and o.get(name) is not None: return o[name]
         return default
 

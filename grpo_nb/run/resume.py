@@ -60,13 +60,13 @@ def _own_name(f):
     return f'{_own_name(f.func)}({", ".join(given)})'
 
 def json_args(
-    s:TrainState,  # its settings and its method
+    s:TrainState,  # its settings and its strategy
 )->dict:
-    """The settings as JSON gives them back: the method, a loss or an advantage of one's own by its name.
+    """The settings as JSON gives them back: the strategy, a loss or an advantage of one's own by its name.
 
     A loss of one's own is `loss`, and `loss_type` says how its tokens are averaged.
     """
-    a = {f.name:getattr(s.args, f.name) for f in fields(s.args)} | dict(method=s.strategy.name)
+    a = {f.name:getattr(s.args, f.name) for f in fields(s.args)} | dict(strategy=s.strategy.name)
     if callable(a['advantages']): a['advantages'] = _own_name(a['advantages'])
     if callable(a['loss_type']):
         a |= dict(loss_type=a['aggregation'] or 'dapo', loss=_own_name(a['loss_type']))

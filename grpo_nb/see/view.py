@@ -180,7 +180,7 @@ def buffer_options(
     run:LoggedRun, # any
 )->dict:      # buffer_size, priority, age_limit, age_decay, max_uses, same_prompt_first, seed
     "The options of a run's replay buffer; `buffer_size` is None where the record does not say it."
-    own = run.settings.get('method_options') or {}   # of a `Replay` that was made by hand
+    own = run.settings.get('strategy_options') or {}   # of a `Replay` that was made by hand
     def option(name, default=None):
         if name in run.settings: return run.settings[name]
         return own[name] if name in own else run.setting(name, run.setting(f'replay_{name}', default))
@@ -215,8 +215,8 @@ _COUNTED = dict(grpo_nb='tokens sampled', trl='tokens, prompts included')
 def _about(run, look):
     "The line below the title."
     s,tokens,steps = run.summary,look('num_tokens'),[*look('step')] or run.steps
-    method,seed = s.get('method', run.settings.get('method')),s.get('seed', run.setting('seed'))
-    bits = [s.get('task'), s.get('model') and f'model {s["model"]}', method and f'method {method}',
+    strategy,seed = s.get('strategy', run.settings.get('strategy')),s.get('seed', run.setting('seed'))
+    bits = [s.get('task'), s.get('model') and f'model {s["model"]}', strategy and f'strategy {strategy}',
         seed is not None and f'seed {seed}', steps and f'{s.get("steps") or int(steps[-1])} steps',
         len(tokens) and f'{tokens[-1]:,.0f} {_COUNTED.get(run.settings.get("trainer"), "tokens")}',
         s.get('train_s') and f'{s["train_s"]:.0f} s of training']
@@ -227,7 +227,7 @@ def _correction(run):
     if not any(o.get('replacement') for o in run.rows): return ''
     c = run.setting('replay_correction')
     plain = (run.setting('force_ratio_one') or run.setting('corrected', True) is False
-        or 'uncorrected' in str(run.settings.get('method'))
+        or 'uncorrected' in str(run.settings.get('strategy'))
         or isinstance(c, dict) and c.get('weight')=='none')
     if plain: return 'replayed without correction: every ratio was taken as 1'
     return 'replayed with the ratio to the policy that sampled'
@@ -540,12 +540,12 @@ _NOT_SETTINGS = ('seed','output_dir','disable_tqdm','run_id')
 def _setting_words(name, value):
     "A setting in words: 'plain GRPO', 'without replay', 'learning rate 0.0001'."
     name = name.split('.')[-1].replace('_', ' ')
-    if name=='method': return 'plain GRPO' if value=='keep' else str(value)
+    if name=='strategy': return 'plain GRPO' if value=='keep' else str(value)
     if name=='replay buffer size': return f'replay buffer of {value}' if value else 'without replay'
     if value in (None, False): return f'without {name}'
     return f'with {name}' if value is True else f'{name} {value}'
 
-_WELL_KNOWN = 'method','replay_buffer_size','learning_rate','num_generations','loss_type','advantages'
+_WELL_KNOWN = 'strategy','replay_buffer_size','learning_rate','num_generations','loss_type','advantages'
 
 def _arm_name(settings, keys):
     "What differs, in words. Of more than four settings the best known three, among those that were recorded."
@@ -553,9 +553,9 @@ def _arm_name(settings, keys):
     shown = keys if len(keys)<=4 else keys[:3]
     left_out = len(keys)-len(shown)
     by_name = {k.split('.')[-1]:k for k in shown}
-    method,size = by_name.get('method'),by_name.get('replay_buffer_size')
-    if method and size:   # each says the other: 'replay, replay buffer of 64', 'plain GRPO, without replay'
-        twice = dict(replay=method, keep=size).get(json.loads(settings.get(method, 'null')))
+    strategy,size = by_name.get('strategy'),by_name.get('replay_buffer_size')
+    if strategy and size:   # each says the other: 'replay, replay buffer of 64', 'plain GRPO, without replay'
+        twice = dict(replay=strategy, keep=size).get(json.loads(settings.get(strategy, 'null')))
         shown = [k for k in shown if k!=twice]
     words = [_setting_words(k, json.loads(settings.get(k, 'null'))) for k in shown]
     if left_out: words.append(f'{left_out} more settings')
@@ -577,7 +577,7 @@ def group_by_settings(
     for r,o in zip(runs, settings): arms.setdefault(tuple(o.get(k) for k in keys), []).append((r, o))
     for members in arms.values():
         first,its = members[0]
-        name = _arm_name(its, keys) or first.setting('method') or 'runs'
+        name = _arm_name(its, keys) or first.setting('strategy') or 'runs'
         out[f'{name}, as {first.name}' if name in out else name] = [r for r,_ in members]
     return out
 

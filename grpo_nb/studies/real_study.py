@@ -138,7 +138,7 @@ def real_run(
     if until and time.time()>until: return []
     began,seed = time.process_time(),job['seed']
     how = dict(plan['arms'][job['arm']])
-    method = how.pop('method', None)
+    strategy = how.pop('method', None)   # the plan's name of it
     G = plan['settings']['num_generations']
     steps = plan['settings']['steps_per_generation']*how.get('num_iterations', 1)
     args = TrainConfig(output_dir=None, seed=seed, learning_rate=job['learning_rate'], disable_tqdm=True,
@@ -150,7 +150,7 @@ def real_run(
         model.to(plan.get('device', 'cpu'))
         end_at_newline(model, tok)
         drift = [Drift()] if plan.get('by_batch') else []
-        run = train(model, tok, problems, accuracy_reward, args, callbacks=drift, method=method,
+        run = train(model, tok, problems, accuracy_reward, args, callbacks=drift, strategy=strategy,
             print_verdict=False)
         after = evaluate(model, tok, held_out, accuracy_reward, num_samples=plan['samples'], seed=seed,
             max_completion_length=args.max_completion_length)

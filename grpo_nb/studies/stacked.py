@@ -27,7 +27,7 @@ from ..parts.corrections import apply_correction
 from ..parts.loss_inputs import OffPolicyCorrection
 from ..parts.ratios import ClipRange, ppo_clip_mask, importance_ratio
 from ..parts.registry import ADVANTAGES, STRATEGIES
-from ..strategies import DeadGroupStrategy
+from ..variants.strategy import DeadGroupStrategy
 from .starts import start_file
 
 # %% ../../nbs/studies/stacked.ipynb #8fcc155d

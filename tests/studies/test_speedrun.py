@@ -12,7 +12,7 @@ from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model
 from grpo_nb.trainer import TrainConfig, train
 
-PLAIN = dict(method='keep', num_generations=4, generation_batch_size=16, steps_per_generation=1)
+PLAIN = dict(strategy='keep', num_generations=4, generation_batch_size=16, steps_per_generation=1)
 
 @pytest.fixture
 def entry(tmp_path):
