@@ -83,7 +83,8 @@ def stage(
             raise ProjectError(f'{f.name} and {new.name} are the same page: rename one')
         f.unlink()
         new.write_text(json.dumps(nb), encoding='utf-8')
-    for f in to.rglob('*.qmd'): _stage_page(f, f.relative_to(to).as_posix(), nbs)
+    moved = yaml.safe_load((nbs.parent/'docs'/'moved.yml').read_text(encoding='utf-8'))
+    for f in to.rglob('*.qmd'): _stage_page(f, f.relative_to(to).as_posix(), nbs, moved)
     toc = yaml.safe_load((nbs.parent/'docs'/'_toc.yml').read_text(encoding='utf-8'))
     first = [dict(file=_page_name(k), title=o['title']) for k,o in chapters.items()]
     toc['subtrees'][0]['entries'][:0] = first
@@ -119,7 +120,16 @@ def _stage_title(cell, chapter, chapters):
     line = f"*About {chapter['minutes']} minutes{', after ' if links else ''}{links}.*"
     cell['source'] = f"# {chapter['title'].split()[0]} {title.rstrip()}\n\n{line}\n\n{text}"
 
-def _stage_page(f, source, nbs):
+def _follow_moved(text, source, moved):
+    "A registration is never edited: its links lead to where a page has moved since."
+    here = os.path.dirname(source)
+    for old,new in moved.items():
+        new = os.path.join(os.path.dirname(old), new.removesuffix('.html'))
+        was,now = (os.path.relpath(o, here) for o in (old, new))
+        text = text.replace(f']({was}.ipynb', f']({now}.ipynb')
+    return text
+
+def _stage_page(f, source, nbs, moved):
     "A page of text as Markdown with its title; one that includes a file has that file's text."
     head,text = re.match(r'---\n(.*?)\n---\n(.*)', f.read_text(encoding='utf-8'), re.S).groups()
     head = yaml.safe_load(head)
@@ -128,7 +138,8 @@ def _stage_page(f, source, nbs):
     says = head.get('description', '')
     title = f"# {head['title']}\n\n> {says}\n\n" if 'title' in head else ''
     about = yaml.safe_dump(dict(notebook=source, says=says), allow_unicode=True, width=1000)
-    f.with_suffix('.md').write_text(f'---\n{about}---\n{title}{_relink(text)}', encoding='utf-8')
+    text = _relink(_follow_moved(text, source, moved))
+    f.with_suffix('.md').write_text(f'---\n{about}---\n{title}{text}', encoding='utf-8')
     f.unlink()
 
 # %% ../../nbs/dev/pages.ipynb #5e1f000b

@@ -124,8 +124,8 @@ class RunMonitor(TrainCallback):
     def on_train_begin(self, s:TrainState)->None:
         "Open the record, which locks the folder, and the bar."
         a,ends = s.args,end_tokens(s.model, s.tokenizer)
-        self.settings = dict(trainer='grpo_nb', args=json_args(s), method=s.strategy.name,
-            method_options=_replay_options(s.strategy), data=dataset_info(s.tokenizer, s.dataset, ends))
+        self.settings = dict(trainer='grpo_nb', args=json_args(s), strategy=s.strategy.name,
+            strategy_options=_replay_options(s.strategy), data=dataset_info(s.tokenizer, s.dataset, ends))
         if a.output_dir:
             every = max(1, a.record_groups_every*a.steps_per_batch)
             self.recorder = Recorder(a.output_dir, self.settings, every,
