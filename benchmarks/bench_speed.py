@@ -207,7 +207,8 @@ class Work:
         "The state of our own trainer."
         args = TrainConfig(num_generations=self.G, generation_batch_size=self.B*self.G,
             steps_per_generation=1, max_steps=10**6, beta=self.beta, learning_rate=1e-6,
-            max_completion_length=self.T, replay_buffer_size=0, disable_tqdm=True, strategy=strategy or Keep())
+            max_completion_length=self.T, replay_buffer_size=0, disable_tqdm=True,
+            strategy=strategy or Keep())
         m,tok = self.model()
         return init_state(m, tok, self.problems(64*self.B), some_answers, args)
 

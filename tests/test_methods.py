@@ -35,7 +35,7 @@ def test_dead_means_the_same_to_a_run_and_to_its_method():
     def made(**kw): return make_strategy(TrainConfig(**kw))
     assert replaced(made(strategy='dynamic', dead_tolerance=.5))==0 and replaced(made(strategy='dynamic'))==1
     own = Replay(8)
-    with pytest.raises(ValueError, match="that of the strategy 'replay' is 1e-06: give both the same"):
+    with pytest.raises(ValueError, match="that of strategy 'replay' is 1e-06: give both the same"):
         made(strategy=own, dead_tolerance=.5)
     assert own.dead_tolerance==1e-6 and made(strategy=own) is own   # nothing is written into it
     own.dead_tolerance = .5

@@ -67,7 +67,8 @@ BOTH = [dict(replay_correction=HELD, loss='luspo', level='sequence', passes=2, s
     dict(loss='vespo', rewards='measured', parts=1)]
 AGAINST = dict(aggregation='normalize_then_sum', loss='dr_grpo', rewards='two', lr=3e-3)   # equal in sum
 RARE = dict(chapters=[*BOTH, AGAINST, dict(strategy='gfpo', loss='bnpo', scale='none', rewards='two'),
-    dict(strategy='mask', rewards='measured', correction=dict(max_drift=.3, max_moment=.01), passes=2, lr=3e-2),
+    dict(strategy='mask', rewards='measured', correction=dict(max_drift=.3, max_moment=.01), passes=2,
+        lr=3e-2),
     dict(correction=dict(clip='dapo'), replay_correction=dict(weight='decoupled'), passes=2, lr=3e-2),
     dict(shared_prefix=False, corrected=False, off_policy=.02, loss='grpo'),
     dict(top_p=.7, min_p=.3, temperature=.7, strategy='gfpo'), dict(top_k=9, top_p=.5, loss='grpo'),

@@ -49,7 +49,8 @@ def adamw(start, steps, decay=.01, b1=.9, b2=.999, eps=1e-8):
 PLAIN = dict(replay_buffer_size=0)
 CASES = [dict(), dict(num_iterations=2), dict(steps_per_generation=4),
     dict(lr_scheduler_type='linear', warmup_steps=2), PLAIN, PLAIN|dict(beta=.1),
-    PLAIN|dict(skip_zero_advantage=True), dict(strategy='mask'), dict(strategy='gfpo'), dict(strategy='dynamic'),
+    PLAIN|dict(skip_zero_advantage=True), dict(strategy='mask'), dict(strategy='gfpo'),
+    dict(strategy='dynamic'),
     dict(loss_type='cispo', epsilon_high=1.2)]
 
 @pytest.mark.parametrize('how', ['sqrt','linear'])

@@ -55,7 +55,7 @@ def make_strategy(
             f'`strategy` is {strategy!r:.60}: give one of {sorted(STRATEGIES)}, or a `DeadGroupStrategy`')
     tolerance = getattr(strategy, 'dead_tolerance', args.dead_tolerance)
     if tolerance!=args.dead_tolerance:
-        raise ValueError(f'`dead_tolerance` is {args.dead_tolerance}, that of the strategy {strategy.name!r} is '
+        raise ValueError(f'`dead_tolerance` is {args.dead_tolerance}, that of strategy {strategy.name!r} is '
             f'{tolerance}: give both the same, so that a group is dead for both or for none')
     _check_replay(strategy, args)
     return strategy
@@ -64,13 +64,13 @@ def _check_replay(strategy, args):
     "ValueError for settings of replay that the strategy does not follow."
     k = args.replay_stored_per_fresh
     if k!=getattr(strategy, 'stored_per_fresh', 0):
-        raise ValueError(f'`replay_stored_per_fresh` is {k}, the strategy {strategy.name!r} does not know of it: '
+        raise ValueError(f'`replay_stored_per_fresh` is {k}, strategy {strategy.name!r} does not know of it: '
             "use 'replay' (with a buffer) or 'copies', or give `stored_per_fresh` to your own")
     buffer,usual = getattr(strategy, 'buffer', None),TrainConfig.__dataclass_fields__
     for k in ('priority','age_limit','max_uses'):
         asked = getattr(args, f'replay_{k}')
         if asked not in (usual[f'replay_{k}'].default, getattr(buffer, k, None)):
-            raise ValueError(f'`replay_{k}` is {asked!r}, the strategy {strategy.name!r} does not know of it: '
+            raise ValueError(f'`replay_{k}` is {asked!r}, strategy {strategy.name!r} does not know of it: '
                 f"use 'replay' by its name (with a buffer), or give `{k}` to the strategy")
     name = 'correction' if args.replay_correction is None else 'replay_correction'
     chosen = parse_correction(getattr(args, name), name)

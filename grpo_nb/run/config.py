@@ -147,7 +147,8 @@ def check_config(
     resolve(LOSSES, a.loss_type)
     if a.aggregation: resolve(LOSSES, a.aggregation, 'aggregation')
     resolve(ADVANTAGES, a.advantages)
-    if a.strategy is None or isinstance(a.strategy, str): resolve(STRATEGIES, a.strategy or 'replay', hint=_PLAIN)
+    if a.strategy is None or isinstance(a.strategy, str):
+        resolve(STRATEGIES, a.strategy or 'replay', hint=_PLAIN)
     check_settings(a, [
         ('generation_batch_size', lambda v: v>0 and v%G==0, f'a multiple of num_generations ({G})'),
         ('steps_per_generation', lambda v: v>=1 and B%v==0,

@@ -47,7 +47,7 @@ def entry_settings(
             'function without arguments that returns one')
     if odd := [k for k in settings if k in FIXED]:
         raise ValueError(f"`{entry}` sets {', '.join(odd)}, which is the same for all entries: leave it out")
-    # a file is never edited, since its seeds are a hash of it: the first entries say `method` for the strategy
+    # an entry's file is never edited, since its seeds are a hash of it: the first ones say `method`
     settings = {'strategy' if k=='method' else k:v for k,v in settings.items()}
     try: TrainConfig(**settings)
     except TypeError as e: raise ValueError(f'`{entry}` has a setting that is unknown: {e}') from e

@@ -496,7 +496,9 @@ def make_arm_strategy(
 )->object:     # a `DeadGroupStrategy`
     "The arm's strategy. ValueError where it is unknown."
     o = ({'seed':seed} if a.strategy in ('replay','skip') else {}) | a.options | options
-    return (resolve_name(a.strategy, STRATEGIES, 'strategy') if isinstance(a.strategy, str) else a.strategy)(**o)
+    kind = a.strategy
+    if isinstance(kind, str): kind = resolve_name(kind, STRATEGIES, 'strategy')
+    return kind(**o)
 
 # %% ../../nbs/studies/study.ipynb #6bc3e0aa
 def run_job(
@@ -682,7 +684,7 @@ def bakeoff(
     names = _names(arms, ['none','replay'] if small else ARMS)
     regs = _names(regimes, ['spell_backward middling'] if small else REGIMES)
     opts = {f'method_{k}':v for k,v in json.loads(options).items()}
-    if strategy: make_arm_strategy(arm_of(strategy), 0, **json.loads(options)) # a wrong name or option fails now
+    if strategy: make_arm_strategy(arm_of(strategy), 0, **json.loads(options)) # a wrong name fails now
     def run(jobs): return run_study(run_job, jobs, out, study_stamp(), processes, TABLES, disable_tqdm)
     seeds,less = (min(seeds, 2),SMALL) if small else (seeds,{})
     jobs = make_jobs(seeds, names, regs, **less)
