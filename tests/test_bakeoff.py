@@ -30,12 +30,14 @@ def same(a, b):
     return all(a[k] == b[k] or (a[k] != a[k] and b[k] != b[k]) for k in a if k != 'cpu_s')  # nan equals nan
 
 
+@pytest.mark.studies
 def test_a_run_repeats_to_the_last_digit_and_another_seed_differs():
     a,b,c = (run_job(make_job('replay', seed=s, **TINY)) for s in (0, 0, 1))
     assert same(a, b) and not same(a, c|dict(seed=0))
     assert a['tokens']>=500 and a['steps']>0 and a['error']==''
     assert {k:a[k] for k in KEY}=={k:make_job('replay', seed=0, **TINY)[k] for k in KEY}
 
+@pytest.mark.studies
 def test_a_method_that_raises_is_tried_again_once_its_file_is_mended(tmp_path):
     f = tmp_path/'bad.py'
     f.write_text('from grpo_nb.replay import DeadGroupStrategy\nclass Bad(DeadGroupStrategy):\n'
@@ -53,6 +55,7 @@ def test_a_method_that_raises_is_tried_again_once_its_file_is_mended(tmp_path):
     assert len(again)==2 and (again.error=='').all()
     assert math.isclose(*again.pass1)                # it does what plain GRPO does
 
+@pytest.mark.studies
 def test_a_signal_ends_the_study_and_writes_no_row_of_what_it_stopped(tmp_path):
     f = tmp_path/'told.py'
     f.write_text(
@@ -70,6 +73,7 @@ def cells(name, kind):
 
 CODE,PROSE = cells('variants/strategy', 'code'),cells('catalogue/bakeoff', 'markdown')
 
+@pytest.mark.studies
 def test_one_command_gives_the_chapters_own_strategy_its_row(tmp_path, capsys, monkeypatch):
     source = re.search(r"'my_strategy\.py'\)\.write_text\('''\n(.+?)''',", CODE, re.S)[1]
     assert len([o for o in source.splitlines() if o.strip()])<=20
@@ -90,6 +94,7 @@ def test_one_command_gives_the_chapters_own_strategy_its_row(tmp_path, capsys, m
         with pytest.raises(ValueError): bakeoff('b.csv', **bad)
     assert not Path('b.csv').exists()
 
+@pytest.mark.studies
 def test_a_run_asks_the_chapters_own_priority_and_advantages(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source = re.search(r"'mine\.py'\)\.write_text\('''\n(.+?)''',", CODE, re.S)[1]
@@ -123,6 +128,7 @@ def small(tmp_path, monkeypatch):
         return read_rows('a.csv')
     return go
 
+@pytest.mark.studies
 def test_arm_regime_and_options_come_from_a_file_and_an_unknown_task_is_a_row(small, capsys):
     df = small(arms='none,mu.py:TWICE', regimes='mu.py:SHORT,mu.py:LOST', strategy='mu.py:Same',
         options='{"say": "hi"}', seeds=1).set_index(['arm','regime'])
@@ -136,6 +142,7 @@ def test_arm_regime_and_options_come_from_a_file_and_an_unknown_task_is_a_row(sm
     for bad in (dict(arms='mu.py:NONE'), dict(regimes='mu.py:NONE'), dict(regimes='none.py:NONE')):
         with pytest.raises(ValueError): bakeoff('b.csv', **bad)
 
+@pytest.mark.studies
 def test_a_changed_file_cell_or_entry_gives_another_hash(small, monkeypatch):
     of = lambda arm='mu.py:TWICE', regime='mu.py:SHORT': bo.source_digest(arm, regime)
     first = of()
@@ -149,6 +156,7 @@ def test_a_changed_file_cell_or_entry_gives_another_hash(small, monkeypatch):
     monkeypatch.setitem(REGIMES, 'chain_sum easy', bo.Regime('chain_sum', {}))   # ours, overwritten
     assert bo.source_digest('replay', 'chain_sum easy')
 
+@pytest.mark.studies
 def test_an_old_number_does_not_stand_for_a_changed_file(small):
     one = small(arms='none', strategy='mu.py:Same', seeds=1).set_index('arm')
     broken = ("def process_batch(self, *a, **k): raise RuntimeError('changed')\n"
@@ -159,6 +167,7 @@ def test_an_old_number_does_not_stand_for_a_changed_file(small):
     assert one.source['mu.py:Same']!=two.source['mu.py:Same']
     assert two.pass1['none']==one.pass1['none'] and len(two)==2
 
+@pytest.mark.studies
 def test_the_rate_is_tuned_on_other_seeds_and_the_best_is_compared(small, capsys):
     df = small(arms='none', strategy='mu.py:Same', learning_rates='1e-9,4e-4')
     own = df[df.arm=='mu.py:Same']
@@ -169,6 +178,7 @@ def test_the_rate_is_tuned_on_other_seeds_and_the_best_is_compared(small, capsys
     assert f'learning rate {best:g}' in capsys.readouterr().out
 
 @pytest.mark.processes
+@pytest.mark.studies
 def test_what_a_notebook_registers_runs_in_another_process(tmp_path, monkeypatch, capsys):
     "Arm, regime, strategy, priority and what runs them exist only in the parent's __main__"
     code = """
@@ -221,6 +231,7 @@ def test_plans_leave_out_who_cannot_act_and_tune_on_other_seeds():
         TrainConfig(**REGIMES['spell_backward sparse'].settings | ARMS[a].settings
                     | {k: v for k, v in o.items() if not k.startswith('method_')})
 
+@pytest.mark.studies
 def test_lessons_move_the_start_and_shipped_weights_stay():
     base,easy = bo._weights('chain_sum', '{}', 0),bo._weights('chain_sum', '{}', 2)
     from grpo_nb.tiny_qwen import load_model
@@ -233,6 +244,7 @@ def stored(tmp_path, **changed):
                 keep_default_na=False).assign(**changed).to_csv(tmp_path / 'a.csv', index=False)
     return tmp_path/'a.csv'
 
+@pytest.mark.studies
 def test_rows_run_again_are_equal_here_and_a_changed_one_is_named(tmp_path, capsys):
     assert made_again(stored(tmp_path), run_job, study_stamp(), 1)[['same_machine','equal']].all(axis=None)
     f = stored(tmp_path, pass1='0.9999')
@@ -240,6 +252,7 @@ def test_rows_run_again_are_equal_here_and_a_changed_one_is_named(tmp_path, caps
     with pytest.raises(ValueError, match='came out differently'): bakeoff(str(f), repeat=1)
     assert re.search(r'spell_backward middling .* True +False 0.9999', capsys.readouterr().out)
 
+@pytest.mark.studies
 def test_on_another_machine_another_number_is_no_fault(tmp_path, capsys):
     bakeoff(str(stored(tmp_path, machine='an abacus', pass1='0.9999')), repeat=1)
     assert 'False' in capsys.readouterr().out
@@ -363,6 +376,7 @@ def again(tmp_path_factory):
     bakeoff(str(f), small=True, processes=1, disable_tqdm=True)
     return read_rows(f)
 
+@pytest.mark.studies
 def test_a_small_study_gives_the_committed_rows(again):
     old = read_rows(ALL[3])
     assert old[KEY].equals(again[KEY])
@@ -372,6 +386,7 @@ def test_a_small_study_gives_the_committed_rows(again):
         for k, tol in dict(pass1_before=0.1, pass1=0.3, tokens=2000, steps=16).items():
             assert ((again[k] - old[k]).abs() <= tol).all(), k
 
+@pytest.mark.studies
 def test_random_rows_come_out_again_on_the_same_machine():
     df = read_rows(CSV)
     if {k:df[k][0] for k in study_stamp()}!=study_stamp():

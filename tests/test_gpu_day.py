@@ -10,6 +10,8 @@ from gpu_day import COLUMNS, Made, Shaped, gpu_day, read_day
 from grpo_nb.cli import main
 from one_rank import rank
 
+pytestmark = pytest.mark.weekly   # a benchmark of ours
+
 def day(monkeypatch, **measurements):
     "A day of these functions; returns the names in the order in which they were begun."
     begun = []

@@ -417,6 +417,7 @@ WORKER = '''async ([task, knobs, later, n]) => {
     ({run, arm, rate, size, left, groups: groups.map(brief)}))
 }'''
 
+@pytest.mark.weekly
 def test_knobs_turn_every_arm_and_give_none_a_buffer_that_it_does_not_have(opened):
     before,after = dict(rate=4e-4, buffer=64),dict(rate=1e-4, buffer=8)
     told = opened(ALONE).evaluate(WORKER, ['words', before, after, 2])
@@ -488,6 +489,7 @@ def test_a_fork_is_equal_to_the_last_bit_until_the_one_thing_that_is_changed(ope
     assert got['rate']['by']==by and got['rate']['rates']==[4e-4, 4e-4]
     assert nothing['rates']==[2e-4, 1e-4]
 
+@pytest.mark.weekly
 def test_another_run_has_the_seed_that_was_typed_or_the_next_one(opened, small):
     pg = opened(small)
     pg.locator('#train:not([disabled])').wait_for()
@@ -682,6 +684,7 @@ def test_switched_off_nothing_is_replaced(opened, small):
     _batches(pg, 2)
     assert pg.locator('.map .s5, .map .s6').count()==0<pg.locator('.map .s2, .map .s3').count()
 
+@pytest.mark.weekly
 def test_two_runs_side_by_side_meet_the_same_words(opened):
     pg = opened()
     pg.locator('#train:not([disabled])').wait_for()
@@ -715,6 +718,7 @@ MEASURED = """() => {
   }
 }"""
 
+@pytest.mark.weekly
 def test_each_runs_score_is_of_the_tokens_that_stand_beside_it(folder, opened, tmp_path):
     "Two runs, whose batches differ in size: on the page, and in the words for a screen reader"
     often = 'tokens: 16000, width: 20, every: 2000','tokens: 16000, width: 20, every: 700'
@@ -741,6 +745,7 @@ def test_each_runs_score_is_of_the_tokens_that_stand_beside_it(folder, opened, t
         pairs = [[o['tokens'] for o in points if o['arm']==i] for i in (0, 1)]
         assert all(abs(a-b)<1500 for a,b in zip(*pairs))   # the n-th of each is of about the same cost
 
+@pytest.mark.weekly
 def test_on_a_phone_a_tap_shows_the_group_beside_its_square(browser, small):
     ctx = browser.new_context(viewport=dict(width=390, height=844), has_touch=True, is_mobile=True)
     pg = ctx.new_page()

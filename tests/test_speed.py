@@ -16,6 +16,7 @@ from grpo_nb.trainer import train_batch
 ROOT = Path(__file__).parent.parent
 CSV = ROOT/'nbs/results/speed.csv.xz'
 SMALL = dict(size='0.1M', B=2, G=4, T=6)
+pytestmark = pytest.mark.weekly   # a benchmark of ours
 
 # --- arithmetic
 

@@ -124,6 +124,7 @@ def test_names_are_taken_with_and_without_their_option(copy, monkeypatch, words)
     assert seen==dict(names=['plotting'], check='--check' in words)
 
 @pytest.mark.processes
+@pytest.mark.weekly
 def test_a_check_of_many_changes_nothing_names_what_is_stale_and_goes_on_behind_a_failure(copy):
     """The two with figures and widgets, whose bytes and names would change if anything did; one number is
     old; one notebook before them fails"""

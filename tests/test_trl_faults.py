@@ -204,6 +204,7 @@ def test_a_model_in_a_wrapper_is_refused_since_its_checkpoints_would_not_load(wr
         GRPOWithReplayBufferTrainer(wrap(T.model()), T.n_red, T.config(), T.data(),
             processing_class=T.tokenizer())
 
+@pytest.mark.weekly
 def test_trl_compiles_a_model_whose_checkpoints_load():
     from pathlib import Path
     from transformers import Qwen2ForCausalLM

@@ -119,28 +119,22 @@ def test_a_run_warns_once_where_replayed_tokens_are_not_clipped(kw, rank, times,
         if times: t.train()
     assert sum('takes the clip from replayed tokens' in str(o.message) for o in seen)==times
 
-OPTS = dict(
-    scale_batch=dict(scale_rewards='batch'), scale_none=dict(scale_rewards='none'),
-    truncated=dict(mask_truncated_completions=True, max_completion_length=12),
-    quantile=dict(top_entropy_quantile=.4), entropy=dict(entropy_coef=.01),
-    adaptive=dict(use_adaptive_entropy=True, entropy_coef=.01, entropy_target=5.),
-    off_policy=dict(off_policy_mask_threshold=.01), beta=dict(beta=.1),
-    beta_plain=dict(beta=.1, use_bias_correction_kl=False), sync=dict(beta=.1, sync_ref_model=True,
-        ref_model_sync_steps=1),
-    delta=dict(delta=1.5), high=dict(epsilon_high=.28), checkpointing=dict(gradient_checkpointing=True),
-    bf16=dict(bf16=True), sampling=dict(temperature=.7, top_p=.9, top_k=5, min_p=.01, repetition_penalty=1.1),
+OPTS = dict(   # what the drawn road of test_road has no name for
+    sync=dict(beta=.1, sync_ref_model=True, ref_model_sync_steps=1),
+    checkpointing=dict(gradient_checkpointing=True), bf16=dict(bf16=True),
+    sampling=dict(temperature=.7, top_p=.9, top_k=5, min_p=.01, repetition_penalty=1.1),
     pad8=dict(pad_to_multiple_of=8),
-    no_shuffle=dict(shuffle_dataset=False), lm_head=dict(cast_lm_head_to_fp32=True),
     generation_batch=dict(generation_batch_size=16, per_device_train_batch_size=8),
+    full_eval=dict(eval_strategy='steps', eval_steps=2, per_device_eval_batch_size=4))
+WEEKLY = dict(no_shuffle=dict(shuffle_dataset=False), lm_head=dict(cast_lm_head_to_fp32=True),
     cache=dict(cache_implementation='dynamic'), kwargs=dict(generation_kwargs=dict(length_penalty=1.)),
     unique=dict(log_completions=True, log_unique_prompts=True, num_completions_to_print=0),
-    full_eval=dict(eval_strategy='steps', eval_steps=2, per_device_eval_batch_size=4),
     workers=dict(dataloader_num_workers=0, dataloader_drop_last=True), dropout=dict(disable_dropout=True),
     sgd=dict(optim='sgd', learning_rate=1.))
 
-@pytest.mark.parametrize('name', OPTS)
+@pytest.mark.parametrize('name', [*OPTS, *(pytest.param(o, marks=pytest.mark.weekly) for o in WEEKLY)])
 def test_every_other_option(name):
-    o = dict(OPTS[name])
+    o = dict((OPTS|WEEKLY)[name])
     if name=='full_eval': o['eval_dataset'] = dict(a=T.data(4), b=T.data(4))
     steps = 8 if name=='generation_batch' else 4
     t,got = go(steps=steps, plan=PLAN if name!='full_eval' else [LIVE,LIVE,LIVE,DEAD]+[LIVE]*8+[DEAD]*30, **o)
