@@ -91,17 +91,13 @@ def verl(folder):
     trainer._shutdown_dump_executor()
 
 def tinker(folder):
-    "Summaries of tinker's own trajectories, and a capture of its own answers by the package's exporter."
-    import numpy as np
-    from tinker import ModelInput, SampledSequence, SampleResponse
-    from tinker_cookbook.capture import CaptureExporter, JsonlFileSink, capture, instrument
+    "Summaries of tinker's own trajectories."
+    from tinker import ModelInput
     from tinker_cookbook.completers import TokensWithLogprobs
     from tinker_cookbook.rl.rollout_logging import serialize_rollout_summaries
     from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
-    from tinker_cookbook.stores.storage import LocalStorage
     run = folder/'tinker-0.6'
     shutil.rmtree(run, ignore_errors=True)
-    exporter = CaptureExporter(JsonlFileSink(LocalStorage(str(run))))
     prompt,end = [1, 2, 3],list(range(9))
     for s in (1, 2):
         groups = []
@@ -109,13 +105,6 @@ def tinker(folder):
             made = []
             for _,_,i,r in (o for o in answers() if o[:2]==(s, g)):
                 tokens,logprobs = list(range(40, 45+i)),[-.1*(k+1) for k in range(5+i)]
-                with capture(run_id='run', iteration=s, group_idx=g, traj_idx=i, split='train'):
-                    record = dict(kind='sample', scope=dict(instrument.current_scope()), created_at=float(s),
-                        prompt_tokens=prompt)
-                sampled = SampledSequence(stop_reason='stop', sequence_id=f'{s}-{g}-{i}',
-                    tokens_np=np.array(tokens, np.int32), logprobs_np=np.array(logprobs, np.float32))
-                instrument._sample_outcome(record, SampleResponse(sequences=[sampled]))
-                exporter.enqueue(record)
                 step = Transition(ob=ModelInput.from_ints(prompt), ac=TokensWithLogprobs(tokens, logprobs),
                     reward=r, episode_done=True)
                 made.append(Trajectory([step], ModelInput.from_ints(end)))
@@ -125,7 +114,5 @@ def tinker(folder):
         to = run/f'iteration_{s:06d}'/'train_rollout_summaries.jsonl'
         to.parent.mkdir(parents=True)
         to.write_text(''.join(json.dumps(o)+'\n' for o in rows))
-    exporter.force_flush(30)
-    exporter.shutdown()
 
 if __name__=='__main__': globals()[sys.argv[1]](Path(sys.argv[2]))

@@ -601,7 +601,6 @@ def test_an_evaluation_gives_a_row_of_what_was_judged():
     assert eval_row(dict(rewards=e['rewards']))=={k:v for k,v in want.items() if '/a/' in k}
 
 # -- numbers of single tokens ---------------------------------------------------------------------
-TOOL = 'assistant: → add(1)\ntool: 2\nassistant: it is 2'
 LISTS = dict(prompt='q', completions=['a b', 'c'], rewards=[1., 0.], n_tokens=[2, 1],
     tokens=[['a',' b'], ['c']], logps=[[-1., -2.], [-3.]], ratios=[[1., 1.1], [.9]])
 TERMS = dict(tokens=[['a',' b'], ['c']], policy=[[-1., -2.], [-3.]],
@@ -617,11 +616,7 @@ def damaged_terms(name, value): return TERMS|dict(by=dict(dapo=TERMS['by']['dapo
     (dict(logps=[[-1.], [-3.]], ratios=[[1.], [.9]]), False),  # one short
     (dict(logps=[[-1., -2., -3.], [-3.]], ratios=None), False),
     (dict(ratios=[[1.], [.9]]), False), (dict(ratios=[[1., 1.1]]), False), (dict(ratios=[1., .9]), False),
-    (dict(n_tokens=[3, 1]), False), (dict(tokens=None, ratios=[[1.], [.9]]), False),
-    (dict(tokens=None, ratios=None, logps=[[-1.], [-3.]]), False),
-    (dict(completions=[TOOL, 'c'], logps=[[-1.], [-3.]], ratios=[[1.], [.9]]), True),   # an older record
-    (dict(completions=[TOOL, 'c'], logps=[[-1.], [-3.]]), False),
-    (dict(completions=[TOOL, 'c'], logps=[[-1.]*3, [-3.]], ratios=None), False),
+    (dict(tokens=None, ratios=[[1.], [.9]]), False),
     (dict(terms=TERMS|dict(policy=[[-1.], [-3.]])), False),
     (dict(terms=damaged_terms('term', [[.1, .2], []])), True),
     (dict(terms=damaged_terms('share', [[.1], [.3]])), False),
@@ -647,35 +642,3 @@ def test_the_ratios_of_a_replacement_fit_the_tokens_it_was_born_with(new, kept, 
     assert [o['logps'] for o in run.rows]==[LISTS['logps']]*2
     got = {k:run.rows[1]['replacement'].get(k) for k in new}
     assert got==(new if kept else dict.fromkeys(new)) and len(run.notes)==(not kept)
-
-# -- rows that were lost before a checkpoint --------------------------------------------------------
-def test_rows_that_the_history_lost_come_back_from_the_checkpoint(tmp_path):
-    rows = [dict(step=s, reward=s/10) for s in range(1, 7)]
-    rec = Recorder(tmp_path, settings={}, run='a')
-    for o in rows: rec.log(o)
-    rec.close()
-    whole = (tmp_path/'history.jsonl').read_bytes()
-    lines = whole.splitlines(keepends=True)
-    (tmp_path/'history.jsonl').write_bytes(b''.join(lines[:1]+lines[3:]))   # steps 2 and 3 were cut out
-    with pytest.warns(UserWarning, match='lost the rows of 2 steps, from 2 to 3'):
-        Recorder(tmp_path, settings={}, run='a', resume_step=4, history=rows).close()
-    assert (tmp_path/'history.jsonl').read_bytes()==b''.join(lines[:4])
-    (tmp_path/'history.jsonl').unlink()
-    with pytest.warns(UserWarning, match='lost the rows of 6 steps, from 1 to 6'):
-        Recorder(tmp_path, settings={}, run='a', resume_step=6, history=rows).close()
-    assert (tmp_path/'history.jsonl').read_bytes()==whole
-    Recorder(tmp_path, settings={}, run='b', resume_step=6, history=rows).close()   # another run begins anew
-    assert not (tmp_path/'history.jsonl').exists()
-
-def test_a_resumed_run_has_its_whole_history_again(tmp_path):
-    from grpo_nb.tiny_qwen import tiny_model
-    from grpo_nb.trainer import train
-    from small_run import DATA, TOK, cfg, parity
-    how = dict(output_dir=str(tmp_path), save_steps=4)
-    train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=4, **how), print_verdict=False)
-    whole = (tmp_path/'history.jsonl').read_text()
-    (tmp_path/'history.jsonl').write_text(''.join(whole.splitlines(keepends=True)[1:]))
-    with pytest.warns(UserWarning, match='put back from the checkpoint'):
-        train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=6, **how), print_verdict=False,
-            resume_from_checkpoint=True)
-    assert (tmp_path/'history.jsonl').read_text().startswith(whole)

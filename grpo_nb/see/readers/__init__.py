@@ -10,128 +10,84 @@ __all__ = ['table_rows', 'open_run', 'judge_run', 'diagnose', 'write_rollouts', 
 import re
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from ...parts.registry import LOG_READERS, register, resolve
+from ...parts.registry import LOG_READERS, resolve
 from ...run.reading import LoggedRun, read_run
 from ..findings import Findings, diagnose_rows, load_rules, to_float
 from ..verdict import verdict
 from .names import (
-    COLUMN_ALIASES, METRIC_ALIASES, canonical_metric, column_names, count_examples, find_columns)
+    COLUMN_ALIASES, METRIC_ALIASES, canonical_metric, column_names, find_columns)
 from .table import mark_evaluations, only_one_run, read_table, without_evaluations
 from .history import as_history, history_rows, read_events, text_notes
 from .groups import (
     filter_note, finite_values, mark_dead, reward_scale, rows_to_groups, size_note)
 from .trl import reward_functions, with_total_reward
 from .verl import logged_row
-from .verifiers import episode_messages, episode_rows
-from .tinker import add_captured, capture_rows, read_capture, summary_rows
+from .verifiers import episode_rows
+from .tinker import summary_rows
 from .nemo import training_rows
-from .trackio import read_trackio, trace_notes, trace_rows
+from .trackio import read_trackio, trace_rows
 
 # %% ../../../nbs/see/readers.ipynb #door0000
 _all_ = ['canonical_metric', 'find_columns', 'as_history', 'history_rows', 'rows_to_groups', 'filter_note',
     'finite_values', 'reward_scale']
 
 # %% ../../../nbs/see/readers.ipynb #7c1e5b01
-_KINDS = {   # name: (the names that a record of this kind has, how it becomes rows of a table)
-    'prime-rl': ({'traces','group'}, episode_rows),
-    'verifiers': ({'nodes','rewards'}, lambda o, examples: episode_rows(o|dict(traces=[o]), examples)),
-    'tinker': ({'steps','group_idx'}, summary_rows), 'tinker-capture': ({'scope','samples'}, capture_rows),
-    'nemo-rl': ({'content','rewards'}, training_rows), 'trackio': ({'messages','metadata'}, trace_rows)}
+_KINDS = [   # the names that a record of this kind has, and how it becomes rows of a table
+    ({'traces','group'}, episode_rows), ({'nodes','rewards'}, lambda o: episode_rows(o|dict(traces=[o]))),
+    ({'steps','group_idx'}, summary_rows), ({'content','rewards'}, training_rows),
+    ({'messages','metadata'}, trace_rows)]
 
-def _conversations(rows):
-    "The messages of records in which only roles distinguish prompt and answer."
-    out = []
-    for o in rows:
-        try: talk = o['messages'] if {'messages','metadata'}<=set(o) else episode_messages(o)
-        except (AttributeError, TypeError): continue   # a damaged record, which is counted later
-        if talk and all(isinstance(m, dict) for m in talk): out.append(talk)
-    return out
-
-def _read_records(kind, records):
-    "The rows of records that are all of one kind; those that can't be read are left out."
-    examples = count_examples(_conversations(records))
-    made = [_KINDS[kind][1](o, examples) for o in records]
-    return [row for o in made if isinstance(o, list) for row in o]
-
-for _name in _KINDS: register(LOG_READERS, _name)(partial(_read_records, _name))
-
-def _completions(o): return next((o[k] for k in COLUMN_ALIASES['completion'] if k in o), None)
-
-def _is_batch(o):
-    "Is it a row for a whole batch, with completions and other columns as lists of one length?"
-    texts,asked = _completions(o),next((o[k] for k in COLUMN_ALIASES['prompt'] if k in o), None)
-    if not isinstance(texts, list) or not texts: return False
-    if not all(isinstance(x, (str,list)) for x in texts): return False   # messages of one conversation
-    return isinstance(asked, list) and len(asked)==len(texts)
-
-def _unbatch(o, per_completion):
-    """The rows of a batch, a dict for each completion; what is no list of that length is the same for all.
-    Text, what is wrong, where a column is shorter or longer that has a value per completion in other batches.
-    """
-    n = len(_completions(o))
-    odd = [k for k in per_completion if isinstance(o.get(k), list) and len(o[k])!=n]
-    if odd: return f'a batch of {n} completions with {len(o[odd[0]])} values of `{odd[0]}`'
-    return [{k:v[i] if isinstance(v, list) and len(v)==n else v for k,v in o.items()} for i in range(n)]
+def _batch_rows(o):
+    "The rows of a batch, whose prompts and completions are lists of one length; any other row as it is."
+    def of(name): return next((o[k] for k in COLUMN_ALIASES[name] if k in o), None)
+    prompts,texts = of('prompt'),of('completion')
+    if not (isinstance(prompts, list) and isinstance(texts, list) and len(prompts)==len(texts)): return [o]
+    if not all(isinstance(x, (str,list)) for x in texts): return [o]   # messages of one conversation
+    n,lists = len(texts),{k:v for k,v in o.items() if isinstance(v, list)}
+    if odd := [k for k,v in lists.items() if len(v)!=n]:
+        return f'a batch of {n} completions with {len(lists[odd[0]])} values of `{odd[0]}`'
+    return [o|{k:v[i] for k,v in lists.items()} for i in range(n)]
 
 def table_rows(
     rows:list,  # dicts, as a framework wrote them
 )->tuple:       # (dicts, one per completion; list of str: what was left out)
-    """Records of prime-rl, verifiers, tinker, NeMo-RL, trackio and ms-swift as rows of one table; others
-    as they are.
-    """
+    "Records of prime-rl, verifiers, tinker, NeMo-RL, trackio and ms-swift as rows; others as they are."
     out,left = [],Counter()
-    examples = count_examples(_conversations(rows))
-    per_completion = {k for o in rows if _is_batch(o) for k,v in o.items()
-        if isinstance(v, list) and len(v)==len(_completions(o))>1}
     for o in rows:
-        make = next((f for names,f in _KINDS.values() if names<=set(o)), None)
-        try: made = make(o, examples) if make else _unbatch(o, per_completion) if _is_batch(o) else [o]
+        make = next((f for names,f in _KINDS if names<=set(o)), _batch_rows)
+        try: made = make(o)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as e:
             made = f'a record of another shape ({e!r:.60})'
         if isinstance(made, str): left[made] += 1
         else: out += made
-    notes = [f'left out {n} of {len(rows)} records: {why}.' for why,n in left.items()]
-    versions = Counter(str(o['schema_version'])[:40] for o in rows if o.get('schema_version', 1)!=1)
-    notes += [f'{n} of {len(rows)} records have schema version {v}, and 1 is known here: what they call as 1 '
-        'does is read.' for v,n in versions.items()]
-    if uneven := sum(bool(o.pop('uneven', False)) for o in out if isinstance(o, dict)):
-        notes.append(f'{uneven} answers have token lists of unequal length; their tokens are left out.')
-    return out,notes
+    return out,[f'left out {n} of {len(rows)} records: {why}.' for why,n in left.items()]
 
 # %% ../../../nbs/see/readers.ipynb #def5cb1f
-def _is_log(rows):
+def _is_log(rows, columns):
     "A row per step with a metric that we know, and no row per completion?"
     names = column_names(rows)
-    if set(names) & set(COLUMN_ALIASES['prompt']): return False
+    if {'prompt','completion'} & {*columns} or {*names} & {*COLUMN_ALIASES['prompt']}: return False
     known = {canonical_metric(str(k)) for k in names} & set(METRIC_ALIASES)-{'step'}
     texts = any(isinstance(v, str) and ' ' in v for o in rows[:50] for v in o.values())
     return not texts or len(known)>1   # texts and a reward: rollouts whose columns have other names
 
-def _asked_of_log(columns, names):
-    "Columns that name metrics of a log, as `--reward my/score` does where there are no texts."
-    known = {*COLUMN_ALIASES['prompt'], *COLUMN_ALIASES['completion']}
-    if {'prompt','completion'} & {*columns} or {*names} & known: return {}
-    return {k:v for k,v in columns.items() if k in METRIC_ALIASES and v in names}
-
-def _file_contents(path, columns, reader=None):
-    "(rows of metrics, metrics of other names, tables of rollouts, notes) of a file that is either or both."
+def _read_file(path, columns, reader=None):
+    "(rows of metrics, tables of rollouts, notes) of a file that is either or both."
     if path.suffix=='.db':
         rows,tables,traces,notes = read_trackio(path)
         made,left = table_rows(traces)
-        return rows,{},tables+[made]*bool(made),notes+left+trace_notes(made)
+        return rows,tables+[made]*bool(made),notes+left
     rows,notes = read_table(path)
     if reader: rows = _rows_by(reader, rows)
     made,left = table_rows(rows)
-    asked = _asked_of_log(columns or {}, column_names(rows))
     name = 'standard input' if str(path)=='-' else path.name
-    if asked or not columns and made==rows and _is_log(rows):
+    if made==rows and _is_log(rows, columns):
         rows,more = only_one_run([logged_row(o) for o in rows], name, log=True)
-        return mark_evaluations(rows),asked,[],notes+more
+        return mark_evaluations(rows),[],notes+more
     made,more = only_one_run(made, name, log=False)
     made,evaluations = without_evaluations(made, name)
-    return [],{},[made],notes+left+more+evaluations
+    return [],[made],notes+left+more+evaluations
 
 def _rows_by(reader, rows):
     "What a reader makes of the rows of a file. ValueError where it returns no list of dicts."
@@ -166,17 +122,15 @@ def _unread_note(folder, read):
     names = ', '.join(f.relative_to(folder).as_posix() for f in files[:4])
     return f'{len(files)} files of the folder are not read: {names}{", …"*(len(files)>4)}.' if files else ''
 
-def _folder_contents(folder, columns, has_log=False):
-    """(rows of metrics, metrics of other names, [(file, table)], notes) of a folder; tables alone where its
-    log has been read.
-    """
+def _read_folder(folder, columns, has_log=False):
+    "(rows of metrics, [(file, table)], notes) of a folder; tables alone where its log has been read."
     logs,tables = _files(folder)
     events = sorted(folder.rglob('*tfevents.*'))
-    rows,asked,found,notes,used = [],{},[],[],{*events}
+    rows,found,notes,used = [],[],[],{*events}
     if has_log: logs = []
     elif events: rows,notes = read_events(events)
     for f in dict.fromkeys([*logs, *tables]):
-        try: new,theirs,made,more = _file_contents(f, columns)
+        try: new,made,more = _read_file(f, columns)
         except Exception as e:
             why = str(e)[:120] if isinstance(e, ValueError) else type(e).__name__
             notes.append(f'{f.name} could not be read and is left out ({why}).')
@@ -184,16 +138,13 @@ def _folder_contents(folder, columns, has_log=False):
             continue
         if f not in tables: made = []
         takes = f in logs and new and not rows
-        if takes: rows,asked = new,theirs
+        if takes: rows = new
         if takes or made:
             found += [(f, o) for o in made]
             notes += more
             used.add(f)
-    if (capture := folder/'capture'/'sample.jsonl').is_file():
-        captured,more = read_capture(capture)
-        notes += more+add_captured([o for _,table in found for o in table], captured)
-        used.add(capture)
-    return rows,asked,found,_counted_once(notes)+[o for o in [_unread_note(folder, used)] if o]
+    unread = _unread_note(folder, used)
+    return rows,found,_counted_once(notes)+[unread]*bool(unread)
 
 def _counted_once(notes):
     "A note that several files gave is there once, with how many they are."
@@ -207,7 +158,7 @@ def _is_trls(path, rows):
         set(column_names(rows[:50])) & set(COLUMN_ALIASES['reward'])
 
 def _without_repeats(tables):
-    "(pairs of a file and a table, note): TRL logs a table once more at another step."
+    "(pairs of a file and a table, notes): TRL logs a table once more at another step."
     out,before = [],None
     for f,rows in tables:
         texts = [str((o.get('prompt'), o.get('completion'))) for o in rows]
@@ -218,8 +169,8 @@ def _without_repeats(tables):
         'left out.']*bool(n)
 
 def _with_completions(f, rows, columns):
-    "(the rows that have a completion, note)"
-    names = {(columns or {}).get('completion'), *COLUMN_ALIASES['completion']}
+    "(the rows that have a completion, notes)"
+    names = {columns.get('completion'), *COLUMN_ALIASES['completion']}
     kept = [o for o in rows if names & {*o}]
     n = len(rows)-len(kept)
     if not kept or not n: return rows,[]
@@ -265,23 +216,16 @@ def _all_groups(tables, columns, notes):
         alone += lone
     if errors and not out: raise ValueError('; '.join(errors))
     notes += [f'{name} is not read as rollouts: {why}.' for why,name in errors.items()]
-    notes += [f'{o}.' for o in how]
+    notes += how
     if twice := [o for o in where.values() if len(o)>1]:
         notes.append(f'{len(twice)} groups of one step and prompt are in several files, as of several runs '
             f'({", ".join(sorted(set().union(*twice))[:4])}): they are read as one run.')
-    notes += _group_notes(out, alone)
-    return out,weights
-
-def _group_notes(groups, alone):
-    "What groups lack, a line each."
-    notes = []
-    if alone:
-        who = '1 completion has' if alone==1 else f'{alone} completions have'
-        notes.append(f'{who} no group to be compared with, and {"is" if alone==1 else "are"} left out.')
-    if uneven := sum(bool(o.pop('uneven', False)) for o in groups):
-        notes.append(f'{uneven} of {len(groups)} groups have token lists that are missing, damaged or of '
+    if alone: notes.append(f'left out {alone} completions without a group to be compared with.')
+    if uneven := sum(bool(o.pop('uneven', False)) for o in out):
+        notes.append(f'{uneven} of {len(out)} groups have token lists that are missing, damaged or of '
             'unequal length; those are left out.')
-    return notes+[o for o in (size_note(groups), filter_note(groups)) if o]
+    notes += [o for o in (size_note(out), filter_note(out)) if o]
+    return out,weights
 
 # %% ../../../nbs/see/readers.ipynb #door0006
 def _history_of(groups):
@@ -294,24 +238,22 @@ def _history_of(groups):
 
 def _history_of_tokens(groups, mean):
     "What tokens and lengths of a step's groups say, under the names of a log."
-    def flat(o, k):
-        lists = o['logps'] if k=='logps' else o['token_logps'].get(k) or []
-        return [x for row in lists for x in row]
     known = [o for o in groups if o.get('token_logps')]
-    apart = [abs(p-q) for o in known if o['token_logps'].get('policy')
-        for p,q in zip(flat(o, 'policy'), flat(o, 'logps'))]
+    def flat(lists): return [x for row in lists or [] for x in row]
+    apart = [abs(p-q) for o in known if (policy := o['token_logps'].get('policy'))
+        for p,q in zip(flat(policy), flat(o['logps']))]
     found = {'sampling/sampling_logp_difference/mean':mean(apart),
-        'entropy':mean([x for o in known for x in flat(o, 'entropy')]),
+        'entropy':mean([x for o in known for x in flat(o['token_logps'].get('entropy'))]),
         'completions/clipped_ratio':mean([float(x) for o in groups for x in o.get('truncated') or []]),
         'completions/mean_length':mean([n for o in groups for n in o.get('n_tokens') or []])}
     return {k:x for k,x in found.items() if x is not None}
 
 def _of_others(path, columns, reader=None, metrics=None):
     "A run of another tool's file or folder. ValueError where it holds neither a log nor groups."
-    if path.is_dir(): rows,asked,tables,notes = _folder_contents(path, columns)
-    elif 'tfevents' in path.name: (rows,notes),asked,tables = read_events([path]),{},[]
+    if path.is_dir(): rows,tables,notes = _read_folder(path, columns)
+    elif 'tfevents' in path.name: (rows,notes),tables = read_events([path]),[]
     else:
-        rows,asked,found,notes = _file_contents(path, columns, reader)
+        rows,found,notes = _read_file(path, columns, reader)
         tables = [(path, o) for o in found]
     if not rows and not tables:
         raise ValueError(f'{str(path)!r} holds no rollouts: need .jsonl, .parquet or .csv with prompt, '
@@ -321,25 +263,24 @@ def _of_others(path, columns, reader=None, metrics=None):
         if not rows: raise
         groups,weights = [],{}
         notes.append(f'the rollouts are not read: {e}.')
-    return _joined(path, rows, groups, notes, weights, {**asked, **(metrics or {})})
-
-def _joined(path, rows, groups, notes, weights, metrics=None):
-    "A run from a log, from groups, or from both; groups supply a reward that was not logged."
-    history = as_history(rows, metrics)
-    notes = notes+history.attrs['notes']
-    if groups and 'reward' not in history: history = as_history([*_history_of(groups), *rows], metrics)
     if not groups and not rows:
         raise ValueError(f'{str(path)!r} has no groups: a group needs two completions or more of one prompt. '
             +' '.join(notes))
+    asked = {k:v for k,v in columns.items() if k in METRIC_ALIASES and v in column_names(rows)}
+    return _joined(path, rows, groups, notes, weights, asked|(metrics or {}))
+
+def _joined(path, rows, groups, notes, weights, metrics):
+    "A run from a log, from groups, or from both; groups supply a reward that was not logged."
+    history = as_history(rows, metrics)
+    if groups and 'reward' not in history: history = as_history([*_history_of(groups), *rows], metrics)
     known = set(METRIC_ALIASES)-{'step'}
     if not groups and not set(history) & known:
         raise ValueError(f'{path.name} has no metric that we know: found {list(history)[:12]}, need some of '
             f'{sorted(known)}; name yours, as with --metrics reward=NAME')
     folder = Path('stdin') if str(path)=='-' else path if path.is_dir() else path.with_suffix('')
-    named = list(groups[0]['rewards_by_func'] or {}) if groups else []
-    own = [weights.get(k, 1.) for k in named]
+    own = [weights.get(k, 1.) for k in (groups[0]['rewards_by_func'] or () if groups else ())]
     settings = {} if all(w==1 for w in own) else dict(reward_weights=own)
-    return LoggedRun(folder, settings, history, groups, {}, notes)
+    return LoggedRun(folder, settings, history, groups, {}, notes+history.attrs['notes'])
 
 def _opened(path, columns, reader=None, metrics=None):
     "A run of ours or TRL's, else of others."
@@ -361,10 +302,9 @@ def _opened(path, columns, reader=None, metrics=None):
 
 def _with_rollouts(run, columns):
     "A run without groups, with the tables of completions beside it."
-    _,_,tables,notes = _folder_contents(run.folder, columns, has_log=True)
-    try: groups,weights = _all_groups(tables, columns, notes) if tables else ([], {})
-    except ValueError as e: groups,notes = [],[f'the rollouts are not read: {e}.']
-    run.rows[:] = groups
+    _,tables,notes = _read_folder(run.folder, columns, has_log=True)
+    try: run.rows[:] = _all_groups(tables, columns, notes)[0] if tables else []
+    except ValueError as e: notes.append(f'the rollouts are not read: {e}.')
     run.notes += [o for o in notes if o not in run.notes]
     return run
 
@@ -375,7 +315,7 @@ def open_run(
     metrics:dict|None=None, # {what we ask for: its name in the log}
 )->LoggedRun:
     "Open any run, with its groups if there are any. ValueError says what was found and what is needed."
-    run = path if isinstance(path, LoggedRun) else _opened(Path(path), columns, reader, metrics)
+    run = path if isinstance(path, LoggedRun) else _opened(Path(path), columns or {}, reader, metrics)
     mark_dead(run.rows, run.setting('dead_tolerance', 1e-6))
     return run
 

@@ -6,9 +6,10 @@
 __all__ = ['rows_to_groups', 'finite_values', 'reward_scale', 'mark_dead', 'filter_note', 'size_note']
 
 # %% ../../../nbs/see/readers/groups.ipynb #grp00003
-import math, re
+import math
 from collections import Counter
 import torch
+from fastcore.basics import groupby
 from ...parts.groups import dead_groups, dead_reason
 from ...run.record import GROUP_FIELDS
 from ..findings import to_float
@@ -16,54 +17,26 @@ from .names import column_names, find_columns, finite_number, plain_text
 from .verl import group_of_id
 
 # %% ../../../nbs/see/readers/groups.ipynb #grp00006
-_STATISTICS = set('mean avg average max min std sum total final raw group baseline normalized scaled '
-    'shaped'.split())
-
-def _is_single_reward(name):
-    "Does a column's name say that it is a single reward?"
-    name = name.lower()
-    if m := re.fullmatch(r'rewards?(?:_funcs?)?[/.](.+)', name): return m[1] not in _STATISTICS
-    m = re.fullmatch(r'(.+?)[/._]rewards?(?:_func(?:tion)?)?', name)
-    return bool(m) and m[1] not in _STATISTICS
-
 def _single_rewards(rows, at):
     "Names of the columns of single rewards."
     if at['reward'] not in column_names(rows): return at['reward'].split('+')
-    def numeric(k):
-        some = [to_float(o[k]) for o in rows if o.get(k) is not None]
-        return bool(some) and None not in some
-    return [k for k in column_names(rows) if k not in at.values() and _is_single_reward(k) and numeric(k)]
+    def numeric(k): return any(to_float(o.get(k)) is not None for o in rows)
+    return [k for k in column_names(rows) if k.startswith('rewards/') and k not in at.values() and numeric(k)]
 
-def _keyed(rows, at, step):
+def _by_key(rows, at, step):
     "(rows by step and name of their group; how they were found if that needs a remark, or '')"
-    def key(o, name):
-        s = finite_number(o.get(at.get('step')))
-        return step if s is None else int(s),name
-    def by(name):
-        found = {}
-        for o in rows: found.setdefault(key(o, name(o)), []).append(o)
-        return found
     def asked(o): return plain_text(o.get(at['prompt']))
     def given(o): return asked(o) if o.get(at.get('group')) is None else str(o[at['group']])
-    found = by(given)
-    if 'group' not in at: return _of_one_size(found)
-    if max(map(len, found.values()))>1: return found,''
-    own = f"each answer has its own id in `{at['group']}`"
-    begun = by(lambda o: group_of_id(given(o)))
-    if max(map(len, begun.values()))>1:
-        return begun,f"{own}: those that differ in their last two numbers alone are a group"
-    return by(asked),f"{own}: those of one step to one prompt are a group"
-
-def _of_one_size(found):
-    "Split groups of one prompt in a step, alike in all else, by the size of half of all groups."
-    G = math.gcd(*map(len, found.values()))
-    alike = sum(len(g)==G for g in found.values())
-    if G<2 or alike==len(found) or 2*alike<len(found): return found,''
-    new = {}
-    for (s,name),g in found.items():
-        for i in range(0, len(g), G): new[s,f'{name} ({i//G+1})' if len(g)>G else name] = g[i:i+G]
-    return new,(f'a prompt comes several times in a step: its answers are split into groups of {G}, in the '
-        'order of the rows')
+    def step_of(o):
+        s = finite_number(o.get(at.get('step')))
+        return step if s is None else int(s)
+    found = groupby(rows, lambda o: (step_of(o), given(o)))
+    if 'group' not in at or max(map(len, found.values()))>1: return found,''
+    begun = groupby(rows, lambda o: (step_of(o), group_of_id(given(o))))
+    found = groupby(rows, lambda o: (step_of(o), asked(o)))
+    its = f"each answer has its own id in `{at['group']}`: those of one step "
+    if max(map(len, begun.values()))>1: return begun,its+'that differ in their last two numbers are a group.'
+    return found,its+'to one prompt are a group.'
 
 def rows_to_groups(
     rows:list,           # dicts, one per completion
@@ -74,7 +47,7 @@ def rows_to_groups(
     if not rows: return [],0,''
     at = find_columns(column_names(rows), columns)
     singles = _single_rewards(rows, at)
-    found,how = _keyed(rows, at, step)
+    found,how = _by_key(rows, at, step)
     out,count = [],Counter()
     for (s,key),g in sorted(found.items(), key=lambda kv: kv[0][0]):
         if len(g)<2: continue
@@ -99,9 +72,8 @@ def _group(rows, at, singles):
 
 def _by_function(rows, singles):
     "The single rewards of a group by name, or None: as its rows hold them, else of these columns."
-    held = [o.get('rewards_by_func') for o in rows]
-    if all(isinstance(o, dict) for o in held):
-        singles,rows = list(dict.fromkeys(k for o in held for k in o)),held
+    dicts = [o.get('rewards_by_func') for o in rows]
+    if all(isinstance(o, dict) for o in dicts): rows,singles = dicts,column_names(dicts)
     return {k:[finite_number(o.get(k)) for o in rows] for k in singles} or None
 
 def _by_token(of):
@@ -162,21 +134,17 @@ def filter_note(
 )->str:           # '' where both tests agree
     "How many dead groups a test on `std == 0` would have kept."
     dead = [r for o in groups if len(r := finite_values(o['rewards']))>1 and max(r)-min(r)<=1e-6]
-    missed = [r for r in dead if torch.tensor(r, dtype=torch.float32).std().item()!=0]   # as trainers do it
+    missed = sum(torch.tensor(r, dtype=torch.float32).std().item()!=0 for r in dead)   # as trainers do it
     if not missed: return ''
-    equal = sum(max(r)==min(r) for r in missed)
-    why = [f'in {equal} the rewards are equal and only their deviation is rounded']*bool(equal)
-    why += [f'in {len(missed)-equal} the rewards differ by rounding alone']*(len(missed)>equal)
-    return f"{len(missed)} of {len(dead)} dead groups would pass a filter on `std == 0`: {', '.join(why)}."
+    return (f'{missed} of {len(dead)} dead groups would pass a filter on `std == 0`: their rewards are '
+        'equal, or differ by rounding alone.')
 
 def size_note(
     groups:list,  # of the record
 )->str:           # '' where they are of one size
-    "How many groups are smaller than most."
+    "How many groups have another size than most."
     sizes = Counter(len(o['rewards']) for o in groups)
-    if not sizes: return ''
-    usual,n = sizes.most_common(1)[0]
-    short = sum(k for size,k in sizes.items() if size<usual)
-    if not short or 2*n<len(groups): return ''
-    return (f'{short} of {len(groups)} groups have fewer than the {usual} answers of most: '
-        'rows may be missing.')
+    usual,n = sizes.most_common(1)[0] if sizes else (0, 0)
+    if n==len(groups) or 2*n<len(groups): return ''
+    return (f'{len(groups)-n} of {len(groups)} groups do not have the {usual} answers of most: rows may be '
+        'missing, or a prompt came twice in a step.')

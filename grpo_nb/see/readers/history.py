@@ -8,6 +8,7 @@ __all__ = ['join_launches', 'as_history', 'text_notes', 'read_events', 'history_
 # %% ../../../nbs/see/readers/history.ipynb #hst00003
 import math, re
 import pandas as pd
+from fastcore.basics import groupby
 from ...run.reading import LoggedRun, merge_by_step, name_held_out_sets
 from ..findings import to_float
 from .names import METRIC_ALIASES, alias_rank, canonical_metric, is_inverted
@@ -68,9 +69,8 @@ def _sources(rows, metrics):
         if theirs not in columns:
             raise ValueError(f'no metric {theirs!r} in the log, which has {list(columns)[:30]}')
         columns = {k:name if k==theirs else v for k,v in columns.items() if k==theirs or v!=name}
-    by_name,notes = {},[]
-    for k,name in columns.items(): by_name.setdefault(name, []).append(k)
-    for name,same in by_name.items():
+    notes = []
+    for name,same in groupby(columns, columns.get).items():
         if len(same)<2: continue
         counts = {k:sum(to_float(o.get(k)) is not None for o in rows) for k in same}
         often = [k for k in same if 2*counts[k]>=max(counts.values())]

@@ -15,8 +15,8 @@ def _unwrapped(x):
     return x
 
 def training_rows(
-    o:dict, examples:int,  # a row of `train_data_step*.jsonl`; not used
-)->list|str:               # one row; or why it is left out
+    o:dict,   # a row of `train_data_step*.jsonl`
+)->list|str:  # one row; or why it is left out
     "A row of NeMo-RL's training data as one of a table."
     texts = _unwrapped(o['content'])
     if not isinstance(texts, list): return 'one text without a mark where its prompt ends'

@@ -9,7 +9,7 @@ __all__ = ['read_table', 'only_one_run', 'mark_evaluations', 'without_evaluation
 import csv, io, json, re, sys
 from collections import Counter
 from pathlib import Path
-import pandas as pd
+from fastcore.basics import groupby
 from ...parts.files import as_utf8
 from ..findings import to_float
 from .names import COLUMN_ALIASES, canonical_metric, column_names
@@ -33,15 +33,11 @@ def read_table(
         raise ValueError(f'{name} is no table that we read: give .jsonl, .json, .csv or .parquet, or what a '
             'run printed as .log or .txt')
     text,notes = _decoded(sys.stdin.buffer.read() if piped else path.read_bytes(), name)
-    if not text.strip():
-        raise ValueError('stdin is empty: give JSON lines, a CSV with its header, or the output of a run'
-            if piped else f'{name} is empty')
+    if not text.strip(): raise ValueError(f'{name} is empty')
     kind = path.suffix if path.suffix in _TABLES else _kind(text, name)
-    if kind=='printed':
-        rows,more = _printed(text)
-        return rows,notes+[f'{name}: {o}' for o in more]
-    rows,more = _separated(text, name) if kind in ('.csv','.tsv') else _parsed(text, kind, name)
-    return rows,notes+more
+    read = {'.json':_json_rows, '.jsonl':_json_lines, 'printed':_printed}.get(kind, _separated)
+    rows,more = read(text, name)
+    return rows,notes+[f'{name}: {o}' for o in more]
 
 def _decoded(raw, name):
     "The text of a file, and a note on bytes that are no text, which are shown as �."
@@ -51,12 +47,12 @@ def _decoded(raw, name):
     bad = sum('�' in o for o in text.split('\n'))
     return text,[f'{name}: {bad} lines have bytes that are no UTF-8 text; they are shown as �.']
 
-def _json(text):
+def _parsed(text):
     "Parse JSON; None if it can't be read."
     try: return json.loads(text)
-    except (TypeError, ValueError): return None
+    except ValueError: return None
 
-def _printed(text):
+def _printed(text, name=''):
     "(rows that a run printed, notes)"
     of_verl,of_trl = verl_rows(text),printed_rows(text)
     both = f'{len(of_trl)} lines as TRL prints them stand among those of verl, and are not read.'
@@ -65,88 +61,83 @@ def _printed(text):
 def _kind(text, name):
     "What a text without a telling name holds."
     first = next(o for o in text.split('\n') if o.strip())
-    if isinstance(_json(first), dict) and '\n' in text.strip(): return '.jsonl'
-    if isinstance(_json(text), (list,dict)): return '.json'
+    if isinstance(_parsed(first), dict) and '\n' in text.strip(): return '.jsonl'
+    if isinstance(_parsed(text), (list,dict)): return '.json'
     if _printed(text)[0]: return 'printed'
-    if first.lstrip()[0] in '{[' and '": ' in first: return '.jsonl'
+    if first.lstrip().startswith('{"'): return '.jsonl'
     columns = {k for v in COLUMN_ALIASES.values() for k in v}
     for line in text.split('\n', 5)[:5]:   # what stands above a table may be copied with it
         names = {canonical_metric(o.strip('" \r')) for o in re.split('[,;\t]', line)}
-        if len(names)>1 and any(is_metric(o) for o in names) or len(names & columns)>1: return '.csv'
+        if len(names)>1 and any(map(is_metric, names)) or len(names & columns)>1: return '.csv'
     raise ValueError(f"{name} has no metrics that we know: need lines such as {{'loss': 0.1, 'reward': 0.5}} "
         'as a trainer prints them, a CSV with its header, or JSON lines')
 
 def _separated(text, name):
-    "Rows of a CSV. Its separator is the comma, tab or semicolon, whichever is most frequent at its start."
+    "Rows of a CSV, and notes. Its separator is the most frequent of comma, tab and semicolon at its start."
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
-    first = '\n'.join(text.split('\n', 5)[:5])
-    cells = csv.reader(io.StringIO(text, newline=''), delimiter=max(',\t;', key=first.count))
+    start = '\n'.join(text.split('\n', 5)[:5])
+    cells = csv.reader(io.StringIO(text, newline=''), delimiter=max(',\t;', key=start.count))
     rows,notes = [o for o in cells if o],[]
     while len(rows)>1 and len(rows[0])==1<len(rows[1]): del rows[0]   # a line above the table
     header,*rows = rows
     if not rows: raise ValueError(f'{name} has a header and no rows')
-    if short := sum(len(o)<len(header) for o in rows):
-        notes.append(f'{name}: {short} rows are shorter than the header; what they lack is empty.')
-    if long := sum(any(o[len(header):]) for o in rows):
-        notes.append(f'{name}: {long} rows are longer than the header; what goes beyond it is not read.')
+    if odd := sum(len(o)<len(header) or any(o[len(header):]) for o in rows):
+        notes.append(f'{odd} rows are shorter or longer than the header; what they lack is empty, and what '
+            'goes beyond it is not read.')
     if twice := [k for k,n in Counter(header).items() if n>1]:
-        notes.append(f'{name} has columns of one name, of which the first is read: {", ".join(twice)}.')
-    def first_wins(o): return dict(reversed([*zip(header, o)]))
-    return [{k:first_wins(o).get(k) or None for k in dict.fromkeys(header)} for o in rows],notes
+        notes.append(f'of the columns of one name, {", ".join(twice)}, the first is read.')
+    places = {k:header.index(k) for k in header}
+    return [{k:o[i] or None if i<len(o) else None for k,i in places.items()} for o in rows],notes
 
-def _parsed(text, kind, name):
-    "Rows of JSON or of JSON lines."
-    if kind=='.json':
-        try: found = json.loads(text)
-        except ValueError as e:
-            raise ValueError(f'{name} is not valid JSON ({e}): fix it, or name the file .jsonl if it has one '
-                'object per line') from None
-        found,notes = _rows_in(found, name) if isinstance(found, dict) else (found, [])
-    else: found,notes = [_json(o) for o in text.split('\n') if o.strip()],[]
+def _json_lines(text, name):
+    "Rows of JSON lines, and notes; of what a run printed where no line is JSON."
+    found = [_parsed(o) for o in text.split('\n') if o.strip()]
     rows = [o for o in found if isinstance(o, dict)]
-    if not rows and _printed(text)[0]: return _printed(text)[0],notes
-    what,bad = 'entries' if kind=='.json' else 'lines',len(found)-len(rows)
-    return rows,notes+[f'{name}: {bad} {what} could not be read and are left out.']*bool(bad)
+    if not rows and _printed(text)[0]: return _printed(text)
+    bad = len(found)-len(rows)
+    return rows,[f'{bad} lines could not be read and are left out.']*bool(bad)
 
-def _rows_in(o, name):
-    "The rows of a dict: a table of W&B, TRL's trainer_state.json, a list in it, or columns."
-    if isinstance(o.get('columns'), list) and isinstance(o.get('data'), list):
-        return [dict(zip(o['columns'], row)) if isinstance(row, list) else None for row in o['data']],[]
-    lists = {k:v for k,v in o.items() if isinstance(v, list) and any(isinstance(x, dict) for x in v)}
-    if not lists:
-        try: return pd.DataFrame(o).to_dict('records'),[]
-        except ValueError: return [],[]
-    read = 'log_history' if 'log_history' in lists else max(lists, key=lambda k: len(lists[k]))
-    others = [k for k in lists if k!=read]
-    return lists[read],[f'{name} has {len(lists)} lists of rows: {read!r} is read, and not '
-        f'{", ".join(map(repr, others))}.']*bool(others)
+def _json_rows(text, name):
+    "Rows of a JSON file, and notes: of a list, of the longest list in a dict, or of W&B's columns and data."
+    try: o,notes = json.loads(text),[]
+    except ValueError as e:
+        raise ValueError(f'{name} is not valid JSON ({e}): fix it, or name the file .jsonl if it has one '
+            'object per line') from None
+    if isinstance(o, dict) and isinstance(o.get('columns'), list) and isinstance(o.get('data'), list):
+        o = [dict(zip(o['columns'], row)) if isinstance(row, list) else None for row in o['data']]
+    elif isinstance(o, dict):
+        lists = {k:v for k,v in o.items() if isinstance(v, list) and any(isinstance(x, dict) for x in v)}
+        longest = max(lists, key=lambda k: len(lists[k]), default=None)
+        read = 'log_history' if 'log_history' in lists else longest
+        if len(lists)>1: notes = [f'it has {len(lists)} lists of rows, of which {read!r} is read.']
+        o = lists[read] if lists else [o]
+    return [x for x in o if isinstance(x, dict)],notes+[f'{n} entries are no rows and are left out.'
+        for n in [sum(not isinstance(x, dict) for x in o)] if n]
 
 # %% ../../../nbs/see/readers/table.ipynb #tbl00009
-_RUN_COLUMNS = '''run run_name run_id experiment experiment_name exp_name trial trial_id job_id
-model model_name variant arm'''.split()
-
-def _is_filled(o, columns): return any(to_float(o.get(k)) is not None for k in columns)
+_RUN_COLUMNS = {*'''run run_name run_id experiment experiment_name exp_name trial trial_id job_id
+    model model_name variant arm'''.split()}
 
 def _runs_by_column(rows):
-    "{run: (its columns, its rows)} of a table with columns such as `calm-sea-2 - train/reward`."
-    runs = {}
-    for k in column_names(rows):
-        run,sep,_ = k.rpartition(' - ')
-        if sep and is_metric(canonical_metric(k)): runs.setdefault(run, []).append(k)
-    return {run:(columns, [o for o in rows if _is_filled(o, columns)]) for run,columns in runs.items()}
+    "{run: its rows} of a table with columns such as `calm-sea-2 - train/reward`."
+    names = column_names(rows)
+    named = [k for k in names if ' - ' in k and is_metric(canonical_metric(k))]
+    out = {}
+    for run in dict.fromkeys(k.rpartition(' - ')[0] for k in named):
+        own = [k for k in names if k.startswith(f'{run} - ')]
+        own_rows = [o for o in rows if any(to_float(o.get(k)) is not None for k in own)]
+        out[run] = [{k:v for k,v in o.items() if k in own or ' - ' not in k} for o in own_rows]
+    return out
 
 def _runs_by_row(rows, log):
     "{run: its rows} of a table with a column that names the run."
     names = column_names(rows)
+    telling = _RUN_COLUMNS | ({'seed','name'} if log else set())   # a row per run, or several
     has_steps = any(canonical_metric(k)=='step' for k in names)
     for k in names:
-        weak = k.lower() in ('seed','name')   # of a log they name a run, if it has several rows or no steps
-        if not (k.lower() in _RUN_COLUMNS or log and weak): continue
-        runs = {}
-        for o in rows:
-            if isinstance(o.get(k), (str,int,float)): runs.setdefault(str(o[k]), []).append(o)
-        few = min(map(len, runs.values()), default=0)
-        if len(runs)>1 and (few>1 or log and not (weak and has_steps)): return runs
+        if k.lower() not in telling: continue
+        runs = groupby([o for o in rows if o.get(k) is not None], lambda o: str(o[k]))
+        if 1<len(runs) and (len(runs)<len(rows) or log and not has_steps): return runs
     return {}
 
 def only_one_run(
@@ -155,15 +146,14 @@ def only_one_run(
     log:bool,   # a row per step? else a row per completion
 )->tuple:       # (the rows of one run, notes)
     "The longest run of a table, of equals the last, without the columns of others."
-    wide = _runs_by_column(rows) if log else {}
-    runs = {k:o for k,(_,o) in wide.items()} if len(wide)>1 else _runs_by_row(rows, log)
-    if len(runs)<2: return rows,[]
+    runs = _runs_by_column(rows) if log else {}
+    if len(runs)<2: runs = _runs_by_row(rows, log)
+    if not runs: return rows,[]
     longest = max(map(len, runs.values()))
     own = [k for k,o in runs.items() if len(o)==longest][-1]
     sizes = ', '.join(f'{k!r} ({len(o)} rows)' for k,o in [*runs.items()][:6])+' …'*(len(runs)>6)
-    others = tuple(f'{k} - ' for k in wide if k!=own and len(wide)>1)
-    kept = [{k:v for k,v in o.items() if not k.startswith(others)} for o in runs[own]]
-    return kept,[f'{name} holds {len(runs)} runs, {sizes}: this is {own!r}, and the others are not read.']
+    note = f'{name} holds {len(runs)} runs, {sizes}: this is {own!r}, and the others are not read.'
+    return runs[own],[note]
 
 # %% ../../../nbs/see/readers/table.ipynb #tbl00012
 _EVALUATION = {'eval','evaluation','val','valid','validation','test','dev','held_out','held-out','heldout'}

@@ -6,12 +6,12 @@
 __all__ = ['unwrap_numbers', 'is_metric', 'printed_rows', 'reward_functions', 'with_total_reward']
 
 # %% ../../../nbs/see/readers/trl.ipynb #trl00003
-import ast, json, re
+import ast, json, math, re
 from ..findings import to_float
 from .names import METRIC_ALIASES, COLUMN_ALIASES, canonical_metric, column_names
 
 # %% ../../../nbs/see/readers/trl.ipynb #trl00006
-_PRINTED = re.compile(r'(?P<dict>\{[^{}]*\})|\|\s*(?P<at>\d+)/(?P<total>\d+)\s*\[')
+_PRINTED = re.compile(r'(?P<dict>\{[^{}]*\})|(?P<named>\w:)?\s*\d+%\|[^|\n]*\|\s*(?P<at>\d+)/\d+\s*\[')
 _WRAPPED = re.compile(r'\b(?:np\.\w+|tensor|array)\(\s*([^\s(),]+)[^()]*\)')
 _NO_NUMBER = re.compile(r'(?<=[\s:])([+-]?(?:nan|inf|NaN|Infinity))(?=\s*[,}])')
 
@@ -39,50 +39,22 @@ def is_metric(
 def printed_rows(
     text:str,  # what a run printed
 )->list:       # dicts of metrics with a step each; [] where there are none
-    "The rows of metrics that TRL's trainer printed."
-    rows,bars,since = [],[],{}   # for each row: {total of a progress bar: where it came since the row before}
+    "The rows of metrics that TRL's trainer printed, with the step of the bar before each, or by their count."
+    rows,step,at,epoch = [],0,None,-math.inf
     for m in _PRINTED.finditer(text):
-        if m['total']: since[int(m['total'])] = int(m['at'])
-        elif (row := _dict_in(m['dict'])) and any(is_metric(canonical_metric(k)) for k in row):
-            rows.append(row)
-            bars.append(since)
-            since = {}
-    return _with_steps(rows, bars)
-
-def _is_aside(row): return all(k=='epoch' or k.startswith(('eval_','train_')) for k in row)
-
-def _training_bars(bars):
-    "Totals of the bars that move on with the rows: others count batches of an evaluation, or shards."
-    totals = {k:[b[k] for b in bars if k in b] for b in bars for k in b}
-    longest = max(map(len, totals.values()), default=0)
-    def moves(at):   # and goes back where another launch begins
-        up,down = (sum(sign*(b-a)>0 for a,b in zip(at, at[1:])) for sign in (1, -1))
-        return up+down>=.8*(len(at)-1) and up>=down
-    return [k for k,at in totals.items() if moves(at) and len(at)>=min(2, longest)]
-
-def _with_steps(rows, bars):
-    "Printed rows with the step of the training's bar, or by their count; an evaluation has that before it."
-    own = [not _is_aside(o) for o in rows]
-    totals = _training_bars([b for b,o in zip(bars, own) if o])
-    out,step,last,epochs = [],0,0,[]
-    for row,bar,counts in zip(rows, bars, own):
-        at = max((bar[k] for k in totals if k in bar), default=None)
-        epoch = to_float(row.get('epoch'))
-        if any(canonical_metric(k)=='step' for k in row):
-            out.append(row)
+        if m['at']:
+            if not m['named']: at = int(m['at'])
             continue
-        if not counts: pass
-        elif at is not None:
-            step = at if at<last else max(step+1, at)
-            last = at
-        elif not totals and epoch is not None and epochs and epoch<epochs[-1]:
-            epochs = [e for e in epochs if e<epoch]
-            if len(epochs)==1: epochs = []   # from the start, with longer steps
-            step = len(epochs)+1
-        else: step += 1
-        if counts and epoch is not None: epochs.append(epoch)
-        out.append(dict(step=step)|row)
-    return out
+        row = _dict_in(m['dict'])
+        if not row or not any(is_metric(canonical_metric(k)) for k in row): continue
+        aside = all(k=='epoch' or k.startswith(('eval_','train_')) for k in row)   # of the step before
+        if not aside:
+            now = to_float(row.get('epoch'))
+            if at not in (None, step): step = at
+            else: step = 1 if at is None and now is not None and now<epoch else step+1
+            at,epoch = None,epoch if now is None else now
+        rows.append(row if any(canonical_metric(k)=='step' for k in row) else dict(step=step)|row)
+    return rows
 
 # %% ../../../nbs/see/readers/trl.ipynb #trl00009
 def reward_functions(
