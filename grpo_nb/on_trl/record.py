@@ -108,7 +108,7 @@ class RecordCallback(TrainerCallback):
             self.settings = self.about()
             try:
                 self.recorder = Recorder(args.output_dir, self.settings, resume_step=resumed,
-                    max_mb=args.record_max_mb, run=self.trainer.run_id, history=state.log_history,
+                    max_mb=args.record_max_mb, run=self.trainer.run_id,
                     last_step=args.max_steps if args.max_steps>0 else None)
             except ValueError as e: why = str(e)
             warmup = args.get_warmup_steps(state.max_steps)

@@ -139,48 +139,33 @@ def _group_error(o):
     odd = [k for k,n in sizes.items() if n!=next(iter(sizes.values()))]
     return f'not as many `{odd[0]}` as `{next(iter(sizes))}`' if odd else ''
 
-_TOOL_TURN = re.compile('^tool: ', re.M)   # where a tool answers in a conversation
-
-def _uneven_answer(text, n, words, *numbers):
-    """Do the token lists of one answer differ in length? An empty list says nothing. In older records, what a
-    tool wrote has no numbers: such an answer has fewer of them than tokens.
-    """
-    sizes = {len(o) for o in numbers if o}
-    n_words = len(words) if words else n
-    if words and n not in (None, n_words) or len(sizes)>1: return True
-    if not sizes or n_words is None or sizes=={n_words}: return False
-    return max(sizes)>n_words or not _TOOL_TURN.search(str(text))
-
-def _uneven_lists(row, *lists):
-    "Have these lists, tokens first, an entry for each answer of the row, all of one length for an answer?"
+def _uneven(texts, *lists):
+    "Do these differ in length, which hold a list for each of the texts? An empty list says nothing."
     some = [o for o in lists if o]
     if not all(isinstance(o, list) and all(isinstance(x, list) for x in o) for o in some): return True
-    texts = row.get('completions') or ['']*max(map(len, some), default=0)
-    if any(len(o)!=len(texts) for o in some): return True
-    nothing = [None]*len(texts)
-    counts = row.get('n_tokens') or nothing
-    return any(_uneven_answer(*o) for o in zip(texts, counts, *(o or nothing for o in lists)))
+    if len({len(o) for o in [texts, *some] if o})>1: return True
+    return any(len({len(x) for x in answer if x})>1 for answer in zip(*some))
 
-def _uneven_terms(terms):
+def _uneven_terms(texts, terms):
     "The same of the terms of a group's tokens, which have their own texts."
     if not isinstance(terms, dict): return terms is not None
-    lists = [terms.get(k) for k in ('old','policy','after','ref','ratio','kl')]
-    for own in (terms.get('by') or {}).values(): lists += [own.get(k) for k in ('term','share','clip')]
-    return _uneven_lists({}, terms.get('tokens'), *lists)
+    lists = [terms.get(k) for k in ('tokens','old','policy','after','ref','ratio','kl')]
+    by_loss = (terms.get('by') or {}).values()
+    return _uneven(texts, *lists, *(own.get(k) for own in by_loss for k in ('term','share','clip')))
 
 def _drop_uneven(rows):
     "Take out token lists that do not fit one another; returns in how many groups there were some."
-    born,n = {(o.get('id'), o['step']):o for o in rows if o.get('id') is not None},0
+    born,dropped = {(o.get('id'), o['step']):o for o in rows if o.get('id') is not None},0
     for o in rows:
-        new = o.get('replacement') or {}
-        source = born.get((new.get('id'), new.get('step'))) or new
-        own = _uneven_lists(o, *map(o.get, ('tokens','logps','ratios'))) or _uneven_terms(o.get('terms'))
+        texts,new = o['completions'],o.get('replacement') or {}
+        own = _uneven(texts, *map(o.get, ('tokens','logps','ratios'))) or _uneven_terms(texts, o.get('terms'))
         if own: o |= dict.fromkeys(('tokens','logps','ratios','terms'))
-        came = _uneven_lists(source, source.get('tokens'), new.get('ratios'))
-        came = came or _uneven_terms(new.get('terms'))
-        if came: new |= dict.fromkeys(('ratios','terms'))
-        n += own or came
-    return n
+        source = born.get((new.get('id'), new.get('step'))) or new
+        texts,tokens = source.get('completions'),source.get('tokens')
+        theirs = _uneven(texts, tokens, new.get('ratios')) or _uneven_terms(texts, new.get('terms'))
+        if theirs: new |= dict.fromkeys(('ratios','terms'))
+        dropped += own or theirs
+    return dropped
 
 def _sound_groups(rows):
     "The rows of groups.jsonl that can be shown, and notes on what is left out."
