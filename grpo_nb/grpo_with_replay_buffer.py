@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
+from .parts.groups import pack_groups
+from .parts.reward_calls import own_lists
 from .parts.validate import validate_prompts
 from .parts.versions import other_version
 from .replay import ReplayBuffer
@@ -30,7 +32,7 @@ from .on_trl.replayed import CheckedForward, ReplayedRatios, refresh_ref_logps
 from .on_trl.resume import Resume, full_state_dict
 from .on_trl.rewards import CheckedRewards
 from .on_trl.rows import (
-    PROMPT_COMPLETION_COLUMNS, IMAGE_COLUMNS, TrlRows, insert_groups, extract_group, row_format)
+    PROMPT_COMPLETION_COLUMNS, IMAGE_COLUMNS, TrlRows, row_format)
 from .on_trl.scaled_steps import ScaledSteps, live_share
 from .on_trl.table import CompletionsTable, is_text
 from .on_trl.trl_api import check_trl_api
@@ -224,7 +226,7 @@ def _insert_drawn(self:GRPOWithReplayBufferTrainer, rows, drawn):
         empty = torch.zeros_like(rows.completion_ids, dtype=torch.float32)
         rows = rows.with_tensors(rows.data|dict(replay_old_logps=empty))
     at,groups = torch.tensor(drawn.rows),[group for _,_,group in drawn.incoming]
-    return insert_groups(rows, at, groups, multiple=self.pad_to_multiple_of)
+    return rows.insert(at, groups, self.pad_to_multiple_of)
 
 # %% ../nbs/16_grpo_with_replay_buffer.ipynb #16483e65
 @patch
@@ -234,7 +236,8 @@ def sample_from_replay_buffer(self:GRPOWithReplayBufferTrainer, fresh:TrlRows)->
     local = self.buffer.local
     rewards = self.rewards.weighted(b.local(b.rewards, self.args.process_index) if local else b.rewards)
     info = BatchInfo(b.dead, rewards.cpu(), fresh.advantages, fresh.prompt_mask.sum(1),
-        fresh.completion_mask.sum(1), fresh.prompt_keys(), self.state.global_step, b.unsampled)
+        fresh.completion_mask.sum(1), fresh.prompt_keys(), self.state.global_step, b.unsampled,
+        fresh.loss_mask.any(1))
     if local:
         return self.buffer.draw(info, lambda group: IMAGE_COLUMNS & set(group)==images)
     if images or any(k in fresh.data for k in PROMPT_COMPLETION_COLUMNS):
@@ -265,7 +268,7 @@ def update_replay_buffer(self:GRPOWithReplayBufferTrainer,
     for g,(id,lo,hi) in b.drawn.to_store.items():
         first = g*self.num_generations-self.buffer.rank*len(rewards)   # of the group, among our rows
         r = slice(first+lo, first+hi)
-        group = extract_group(fresh, r)|dict(rewards=rewards[r].clone())
+        group = pack_groups(fresh, [r])[0]|dict(rewards=rewards[r].clone())
         if self.buffer.local and is_text(prompt := inputs[r.start].get('prompt')): group['prompt'] = prompt
         if 'old_per_token_logps' in fresh.data: self.buffer.commit(id, group)
         else: uncommitted.append((id, r.start, group))
@@ -293,7 +296,7 @@ def finish_batch(self:GRPOWithReplayBufferTrainer)->None:
     b.finished = True
     logps = b.logps.cpu()
     for id,at,group in b.uncommitted if b.complete else ():
-        real = torch.arange(logps.shape[1])<group['lens'][:,None]
+        real = torch.arange(logps.shape[1])<group['lengths'][:,None]
         self.buffer.commit(id, group|dict(old_per_token_logps=logps[at:at+len(real)][real]))
     self.notify('on_batch_end', batch=b)
 
@@ -331,7 +334,8 @@ def resample_missing(self:GRPOWithReplayBufferTrainer,
     if not k or not self.model.training: return inputs
     n = torch.tensor([self.buffer.ready(self.state.global_step)], device=self.accelerator.device)
     stored = int(self.accelerator.gather(n).min())*self.num_generations   # the same on all processes
-    return inputs+[dict(o) for o in (inputs*k)[:max(0, len(inputs)*k-stored)]]
+    again = (inputs*k)[:max(0, len(inputs)*k-stored)]
+    return inputs+[{c:own_lists(v) for c,v in o.items()} for o in again]   # no list is in two rows
 
 @patch
 def rows_of(self:GRPOWithReplayBufferTrainer,

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest, torch
 from trl import GRPOConfig, GRPOTrainer
 from grpo_nb.grpo_with_replay_buffer import (GRPOWithReplayBufferConfig, ReplayBuffer)
-from grpo_nb.on_trl.rows import insert_groups, extract_group
+from grpo_nb.on_trl.rows import TrlRows
+from grpo_nb.parts.groups import pack_groups
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
 
@@ -74,8 +75,7 @@ def test_a_left_padded_prompt_comes_back_whole():
     assert len({len(p) for p in prompts(got[0])})>1 and prompts(got[1])<=prompts(got[0])
     assert got[1]['replayed'].all() and got[1]['prompt_mask'][:, -1].all()          # padded on the left
     for e in stored(t):
-        assert (0 not in e.data['prompt_ids'].tolist()
-            and len(e.data['prompt_ids'])==e.data['prompt_lens'].sum())
+        assert 0 not in e.data['prompt_ids'].tolist() and tuple(e.data['prompt_ids'].tolist()) in prompts(got[0])
 
 @pytest.mark.parametrize('opts', [{}, dict(steps_per_generation=2), dict(beta=.1, num_iterations=2),
     dict(gradient_accumulation_steps=2, loss_type='grpo')])
@@ -198,8 +198,8 @@ def test_images_move_with_their_group():
             dtype=torch.int64),
         advantages=torch.arange(8.), pixel_values=pix, image_grid_thw=grid, num_images=n,
         mm_token_type_ids=torch.tensor([[0,1,1,0,0]]*B))
-    g = extract_group(b, slice(4, 8))
-    out = insert_groups(b, torch.arange(4), [g], 0)
+    rows = TrlRows.from_trl(b)
+    out = rows.insert(torch.arange(4), pack_groups(rows, [slice(4, 8)])).to_trl()
     assert out['image_grid_thw'].tolist()==[[1,4,2]]*8 and torch.equal(out['pixel_values'][:32],
         pix[16:]) and torch.equal(out['pixel_values'][32:], pix[16:])
     assert torch.equal(out['mm_token_type_ids'], b['mm_token_type_ids']) and out['num_images']==n
@@ -276,7 +276,7 @@ def test_stored_tensors_are_small_copies_on_the_cpu():
                 assert (v.device.type == 'cpu'
                         and v.untyped_storage().nbytes() == v.numel() * v.element_size()
                         and not v.requires_grad), k
-        n = int(e.data['lens'].sum())
+        n = int(e.data['lengths'].sum())
         assert (e.data['completion_ids'].dtype==torch.int32
             and len(e.data['completion_ids'])==n==len(e.data['old_per_token_logps']))
 
@@ -330,7 +330,7 @@ def test_stored_logps_are_those_of_the_policy_that_sampled():
     m = T.model()
     for e in stored(t):
         d,row = e.data,0
-        for i,n in enumerate(d['lens'].tolist()):
+        for i,n in enumerate(d['lengths'].tolist()):
             p,c = d['prompt_ids'].long(),d['completion_ids'][row:row+n].long()
             x = torch.cat([p, c])[None]
             with torch.no_grad(): want = m(x).logits[0, len(p)-1:-1].log_softmax(-1).gather(1, c[:,None])[:,0]
@@ -538,35 +538,13 @@ def test_the_model_card_names_package_and_settings():
         and 'replay-buffer' in card)
 
 # -- packing --------------------------------------------------------------------------------------
-def test_slice_and_put_are_inverse_for_any_padding():
-    for seed in range(20):
-        g = torch.Generator().manual_seed(seed)
-        B,P,C = 12,*torch.randint(2, 9, (2,), generator=g).tolist()
-        pl,cl = torch.randint(1, P+1, (3,), generator=g).repeat_interleave(G),torch.randint(0, C+1, (B,),
-            generator=g)
-        b = dict(prompt_ids=torch.randint(5, 99, (3,P), generator=g).repeat_interleave(G, 0),
-            prompt_mask=(torch.arange(P)>=P-pl[:,None]).long(),
-            completion_ids=torch.randint(5, 99, (B,C), generator=g),
-            completion_mask=(torch.arange(C)<cl[:,None]).long(), advantages=torch.randn(B, generator=g),
-            old_per_token_logps=torch.randn(B, C, generator=g), num_items_in_batch=torch.tensor(7))
-        b['prompt_ids'] = b['prompt_ids']*b['prompt_mask']
-        b['completion_ids'] = b['completion_ids']*b['completion_mask']
-        b['old_per_token_logps'] = b['old_per_token_logps']*b['completion_mask']
-        packs = [extract_group(b, slice(i*G, i*G+G)) for i in range(3)]
-        blank = {k:(torch.zeros_like(v[:, :1]) if v.ndim==2 else torch.zeros_like(v)) for k,v in b.items()}
-        out = insert_groups(blank, torch.arange(B), packs, 0)
-        p,c = max(1, int(pl.max())),max(1, int(cl.max()))
-        for k,v in b.items():
-            if k=='num_items_in_batch': continue
-            want = v[:, -p:] if k.startswith('prompt') else v[:, :c] if v.ndim==2 else v
-            assert torch.equal(out[k], want), (seed, k)
-
 def test_widths_are_rounded_up_where_asked():
     b = dict(prompt_ids=torch.ones(4, 2, dtype=torch.int64), prompt_mask=torch.ones(4, 2, dtype=torch.int64),
         completion_ids=torch.ones(4, 9, dtype=torch.int64), completion_mask=torch.ones(4, 9,
             dtype=torch.int64), advantages=torch.ones(4))
     small = {k:v[:, :4] if k.startswith('compl') else v for k,v in b.items()}
-    out = insert_groups(small, torch.arange(4), [extract_group(b, slice(0, 4))], 0, multiple=4)
+    packs = pack_groups(TrlRows.from_trl(b), [slice(0, 4)])
+    out = TrlRows.from_trl(small).insert(torch.arange(4), packs, multiple=4).data
     assert out['completion_ids'].shape[1]==12 and out['completion_mask'].sum()==36
 
 def test_a_buffer_of_64_groups_of_16_by_1024_holds_little_more_than_its_tokens():
@@ -575,7 +553,7 @@ def test_a_buffer_of_64_groups_of_16_by_1024_holds_little_more_than_its_tokens()
         prompt_mask=torch.ones(16, 256, dtype=torch.int64), completion_ids=torch.ones(16, 1024,
             dtype=torch.int64), completion_mask=torch.ones(16, 1024, dtype=torch.int64),
         advantages=torch.ones(16), old_per_token_logps=torch.zeros(16, 1024))
-    for i in range(64): B.add([1.], [extract_group(b, slice(0, 16))], step=i)
+    for i in range(64): B.add([1.], pack_groups(TrlRows.from_trl(b), [slice(0, 16)]), step=i)
     held = sum(v.untyped_storage().nbytes() for e in B for v in e.data.values()
         if isinstance(v, torch.Tensor))
     assert held<=1.2*64*(n*8+16*4+256*4) and B.nbytes<=held
@@ -659,13 +637,3 @@ def test_a_callback_reads_the_same_fields_from_a_batch_of_either_trainer():
     train(model, tok, chain_sum(20, seed=0), T.n_red, args, callbacks=[InTheCourse()], print_verdict=False)
     assert seen==[True]*4
 
-def test_a_group_whose_rows_have_prompts_of_their_own_comes_back_row_by_row():
-    ids = torch.tensor([[0, 5, 6], [7, 8, 9], [0, 0, 4], [0, 0, 4]])
-    said = torch.tensor([[1, 2], [3, 0], [1, 0], [2, 2]])
-    b = dict(prompt_ids=ids, prompt_mask=(ids>0).long(), completion_ids=said,
-        completion_mask=(said>0).long(), advantages=torch.tensor([1., -1., 0., 0.]))
-    packs = [extract_group(b, slice(i, i+2)) for i in (0, 2)]
-    assert [len(o['prompt_lens']) for o in packs]==[2, 1]   # equal prompts are held once
-    blank = {k:torch.zeros_like(v) for k,v in b.items()}
-    out = insert_groups(blank, torch.arange(4), packs, 0)
-    for k in b: assert torch.equal(out[k], b[k]), k

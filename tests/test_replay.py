@@ -261,11 +261,6 @@ def test_a_prompt_may_have_the_key_0_and_below_it_none():
     x.prompt_key = torch.tensor([0, -1, 3])
     assert prompt_indices(x)==[0, None, 3]
 
-@pytest.mark.parametrize('lacks', ['rewards','advantages'])
-def test_a_group_without_rewards_or_advantages_is_not_packed(lacks):
-    with pytest.raises(ValueError, match='needs `rewards` and `advantages`'):
-        pack_groups(replace(batch([MIXED]), **{lacks:None}))
-
 def test_only_where_it_is_asked_for_a_stored_group_of_the_same_prompt_comes_first():
     "Also where the buffer holds fewer than are wanted: the newest otherwise"
     for same,extra,want in ((True, 0, [7, 8]), (False, 0, [8, 7]), (True, 1, [7, 8]), (False, 1, [8, 7])):
@@ -483,24 +478,6 @@ def test_an_evicted_group_is_let_go():
     del x; gc.collect()
     assert sum(r() is not None for r in refs)==2
 
-@pytest.mark.parametrize('seed', range(12))
-def test_packing_and_back_gives_the_same_groups_whatever_the_padding(seed):
-    rng = random.Random(seed)
-    r = torch.rand(rng.randint(1, 5), rng.randint(2, 6), generator=torch.Generator().manual_seed(seed))
-    x = batch(r, P=rng.randint(1, 9), T=rng.randint(1, 9), seed=seed, ref=rng.random() < 0.5,
-              extra=(rng.randint(0, 4), rng.randint(0, 4)))
-    if rng.random() < 0.5:
-        x.completion_mask[0, 0] = False
-        x.completion_ids[0, 0] = 0
-        x.old_logps[0, 0] = 0.0  # a row masked as a whole
-    if rng.random()<.5: x.advantages = x.advantages[...,None]*torch.rand(x.old_logps.shape)*x.completion_mask
-    if x.ref_logps is not None: x.ref_logps *= x.completion_mask
-    back,want = Rollouts.from_packed(pack_groups(x), replayed=False),x.strip_padding()
-    for k,v in want.tensors().items(): assert torch.equal(v, getattr(back, k)), k
-    parts = [Rollouts.from_packed([g], replayed=False) for g in pack_groups(x)]
-    for k,v in want.tensors().items():
-        assert torch.equal(v, getattr(Rollouts.concat(parts).strip_padding(), k)), k
-
 def described(x):
     "A batch of groups as plain values: what each holds, and what is none of its own"
     own = [content(x, b) for b in range(len(x))]
@@ -548,7 +525,7 @@ def test_groups_that_are_put_joined_and_cut_are_those_of_plain_lists(seed):
 def test_token_and_group_advantages_mix_in_one_batch():
     x = batch([MIXED, [1.,1,0,0]])
     y = replace(x, advantages=x.advantages[...,None]*torch.rand(x.old_logps.shape)*x.completion_mask)
-    z = Rollouts.from_packed([pack_groups(x, [0])[0], pack_groups(y, [1])[0]])
+    z = y.unpack([pack_groups(x, [0])[0], pack_groups(y, [1])[0]])
     assert_tensor(z.advantages[0], x.advantages[0][:,None]*z.completion_mask[0])
     t = insert_stored(x, torch.tensor([0]), [type('E', (), dict(data=pack_groups(y, [1])[0]))()])
     assert_tensor(t.advantages[1], x.advantages[1][:,None]*t.completion_mask[1])
@@ -577,8 +554,7 @@ def test_a_mask_with_a_hole_and_groups_of_two_sizes_are_refused():
     x = batch([MIXED]); x.completion_mask[0,0] = torch.tensor([1,0,1,0,0,0]).bool()
     with pytest.raises(ValueError, match='hole'): pack_groups(x)
     with pytest.raises(ValueError, match=r'\[3, 4\]'):
-        Rollouts.from_packed([pack_groups(batch([MIXED]), [0])[0], pack_groups(batch([MIXED[:3]]), [0])[0]])
-    with pytest.raises(ValueError, match='no groups'): Rollouts.from_packed([])
+        batch([MIXED]).unpack([pack_groups(batch([MIXED]), [0])[0], pack_groups(batch([MIXED[:3]]), [0])[0]])
 
 def test_a_stored_group_takes_at_most_a_fifth_more_than_its_tokens_and_log_probs():
     G,T,P = 16,1024,64

@@ -270,7 +270,7 @@ def test_trl_reads_no_key_of_the_batch_that_we_do_not_know():
     from grpo_nb.on_trl.rows import PROMPT_COMPLETION_COLUMNS, IMAGE_COLUMNS, PER_TOKEN_COLUMNS
     known = KEYS|set(PER_TOKEN_COLUMNS)|set(PROMPT_COMPLETION_COLUMNS)|IMAGE_COLUMNS
     assert not asked - known, (
-        f'the loss reads {sorted(asked - known)}: `extract_group` and `insert_groups` must carry them'
+        f'the loss reads {sorted(asked - known)}: a stored group must carry them'
     )
 
 

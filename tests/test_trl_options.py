@@ -187,7 +187,7 @@ def test_a_name_that_vllm_lacks_is_refused_or_said_of_a_server(mode, monkeypatch
 def test_truncated_completions_stay_out_of_buffer_and_loss():
     t,got = go(mask_truncated_completions=True, max_completion_length=3, steps=6, plan=[LIVE,LIVE,LIVE,DEAD])
     for b in got: assert b['num_items_in_batch']==b['completion_mask'].sum()
-    for e in t.replay_buffer: assert e.data['lens'].sum()>0
+    for e in t.replay_buffer: assert e.data['lengths'].sum()>0
 
 # -- rewards --------------------------------------------------------------------------------------
 def test_several_rewards_with_weights_async_and_none():
@@ -277,6 +277,29 @@ def test_a_rollout_func_with_its_own_mask_and_columns(monkeypatch):
         inner = (b['completion_mask'].sum(1)-2).clamp(min=0)
         assert torch.equal((b['completion_mask']*(1-b['tool_mask'])).sum(1), inner)   # also of replayed rows
     for e in t.replay_buffer: assert {'tool_mask','sampling_per_token_logps'}<=set(e.data)
+
+def test_a_group_whose_tokens_all_came_from_a_tool_is_not_stored(monkeypatch):
+    "Its rewards differ, and no token of it is in the loss"
+    monkeypatch.setenv('TRL_EXPERIMENTAL_SILENCE', '1')
+    def by_tools(prompts, trainer):
+        out = rollout(prompts, trainer)
+        return out|dict(env_mask=[[0]*len(o) if i<G else [1]*len(o) for i,o in enumerate(out['env_mask'])])
+    t = T.trainer(Scripted([LIVE], G), per_device_train_batch_size=2*G, max_steps=4, rollout_func=by_tools)
+    t.train()
+    assert len(t.replay_buffer)==4 and all(e.data['tool_mask'].all() for e in t.replay_buffer)
+
+def test_rows_that_are_sampled_again_share_no_list_with_those_they_repeat():
+    "What writes into one (a rollout, an environment) writes into no other"
+    t = T.trainer(Scripted([LIVE], G), per_device_train_batch_size=3*G, replay_stored_per_fresh=2)
+    t.model.train()
+    rows = [dict(prompt=[dict(role='user', content='one')], tests=[[1]], more={'in':[1]}) for _ in range(G)]
+    again = t.resample_missing(rows)
+    assert len(again)==3*G and again[G:]==rows*2
+    for o in again:
+        assert (o['prompt'], o['tests'], o['more'])==([dict(role='user', content='one')], [[1]], {'in':[1]})
+        o['prompt'][0]['content'] = 'spoilt'
+        o['tests'][0].append(9)
+        o['more']['in'].append(9)
 
 def byte_trainer(rewards, turns, **kw):
     from transformers import Qwen2Config, Qwen2ForCausalLM

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest, torch
 from datasets import Dataset, DatasetDict
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer, ReplayBuffer
-from grpo_nb.on_trl.rows import extract_group
+from grpo_nb.on_trl.rows import TrlRows
+from grpo_nb.parts.groups import pack_groups
 import trl_tiny as T
 from another import elsewhere
 from trl_tiny import Scripted
@@ -94,7 +95,7 @@ def test_a_shorter_group_takes_the_width_of_the_batch_and_is_padded_outside():
     assert groups(b)[0] in FIRST and b['prompt_mask'][:G].tolist()==[[0,1,
         1]]*G and b['completion_mask'][:G].tolist()==[[1,1,1,0,0]]*G
     assert ([13,14,15], LONG) in [(e.data['prompt_ids'].tolist(),
-        [c.tolist() for c in e.data['completion_ids'].split(e.data['lens'].tolist())])
+        [c.tolist() for c in e.data['completion_ids'].split(e.data['lengths'].tolist())])
         for e in t.replay_buffer]
 
 def test_a_longer_group_widens_the_batch():
@@ -221,11 +222,9 @@ def test_a_slice_of_rows_of_the_batch_comes_without_padding():
     left,right = torch.tensor([[0,1],[1,1]]),torch.tensor([[1,1,0],[1,0,0]])
     b = dict(prompt_ids=torch.tensor([[0,5],[6,7]]), prompt_mask=left, advantages=torch.tensor([1.,-1.]),
         completion_ids=torch.tensor([[8,9,0],[4,0,0]]), completion_mask=right)
-    both = extract_group(b, slice(0, 2))
+    both,last = pack_groups(TrlRows.from_trl(b), [slice(0, 2), slice(1, 2)])
     assert both['prompt_ids'].tolist()==[5,6,7] and both['completion_ids'].tolist()==[8,9,4]
-    assert extract_group(b, slice(1, 2))['completion_ids'].tolist()==[4]
-    assert '`extract_group(batch, rows)`' in PAGE.read_text()
-    assert [*inspect.signature(extract_group).parameters][:2]==['batch','rows']
+    assert last['completion_ids'].tolist()==[4]
 
 # -- TRL's file itself ----------------------------------------------------------------------------
 @pytest.fixture

@@ -44,7 +44,7 @@ def equal(x, y):
         for k in x) if isinstance(x, dict) else len(x)==len(y) and all(map(equal, x, y)) if isinstance(x,
         (list,tuple)) else x==y
 
-WHERE = ('prompt_len','lens','pieces')
+WHERE = ('prompt_len','lengths','pieces')
 
 def where(o):
     "Id of each stored group, and where its rows lie: the same on all ranks."

@@ -6,9 +6,9 @@ from trl import GRPOConfig, GRPOTrainer
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
 from grpo_nb.on_trl.rows import (
-    TrlRows, append_blank_rows, check_columns, extract_group, insert_groups, row_format)
+    TrlRows, append_blank_rows, check_columns, row_format)
 from grpo_nb.on_trl.table import CompletionsTable, is_text
-from grpo_nb.parts.groups import ReplayCounts
+from grpo_nb.parts.groups import ReplayCounts, pack_groups
 from trl_resumed import buffers_equal, logs, make
 from weekly import most_weekly
 
@@ -316,11 +316,16 @@ def test_values_that_are_equal_but_of_different_types_are_all_stored():
     ones = torch.ones(4, 2, dtype=torch.int64)
     b = dict(prompt_ids=ones, prompt_mask=ones, completion_ids=ones, completion_mask=ones,
         label=[1, True, 1., 1], answer=[7, '7', None, torch.tensor(7)], same=['7']*4)
-    g = extract_group(b, slice(0, 4))
+    g, = packs_of(b, 4)
     assert [*map(type, g['label'])]==[int, bool, float, int] and g['answer'][:3]==[7, '7', None]
     assert torch.equal(g['answer'][3], torch.tensor(7)) and g['same']==['7']
 
 # ---- drawn batches, beside plain lists: a row is a dict of lists without padding
+
+def packs_of(batch, n=2):
+    "The groups of `n` rows each, packed"
+    rows = TrlRows.from_trl(batch)
+    return pack_groups(rows, [slice(i, i+n) for i in range(0, len(rows), n)])
 
 TOKENS = dict(old_per_token_logps=0., ref_per_token_logps=0., sampling_per_token_logps=0., tool_mask=1,
     importance_sampling_ratio=1., replay_old_logps=0.)   # what the padding holds
@@ -393,11 +398,11 @@ def test_groups_that_go_from_one_batch_into_another_are_those_rows(case):
     rows,P,C,new,where,multiple = case
     batch,donor = as_batch(rows, P, C),as_batch(new)
     before = {k:v.clone() if torch.is_tensor(v) else v[:] for k,v in batch.items()}
-    packs = [extract_group(donor, slice(i, i+2)) for i in (0, 2)]
+    packs = packs_of(donor)
     def kept(k): return [1+(new[i][k]!=new[i+1][k]) for i in (0, 2)]   # once, where both have the same
-    assert [len(o['prompt_lens']) for o in packs]==kept('prompt_ids')
+    assert [len(o.get('prompt_lens', [0])) for o in packs]==kept('prompt_ids')
     assert [len(o['answer']) for o in packs]==kept('answer')
-    got = insert_groups(batch, torch.tensor(where), packs, PAD, multiple=multiple)
+    got = TrlRows.from_trl(batch, PAD).insert(torch.tensor(where), packs, multiple).to_trl()
     want = [dict(o) for o in rows]
     for i,o in zip(where, new):
         n = len(o['completion_ids'])
@@ -415,12 +420,11 @@ def test_a_group_that_lacks_what_the_batch_needs_is_refused_by_name():
     def row(**more): return usual|more
     batch,bare = as_batch([row(ref_per_token_logps=[-1., -2.])]*2),as_batch([row()]*2)
     with pytest.raises(ValueError, match="no 'ref_per_token_logps', which this run needs"):
-        insert_groups(batch, torch.arange(2), [extract_group(bare, slice(0, 2))])
-    back = insert_groups(bare, torch.arange(2), [extract_group(batch, slice(0, 2))])
-    assert 'ref_per_token_logps' not in back
+        TrlRows.from_trl(batch).insert(torch.arange(2), packs_of(bare))
+    assert 'ref_per_token_logps' not in TrlRows.from_trl(bare).insert(torch.arange(2), packs_of(batch)).data
     tools = as_batch([row(tool_mask=[0, 1])]*2)   # a batch without calls, and a group with some
-    back = insert_groups(as_batch([row()]*4), torch.tensor([1, 2]), [extract_group(tools, slice(0, 2))])
-    assert back['tool_mask'].tolist()==[[1, 1], [0, 1], [0, 1], [1, 1]]
+    back = TrlRows.from_trl(as_batch([row()]*4)).insert(torch.tensor([1, 2]), packs_of(tools))
+    assert back.tool_mask.tolist()==[[1, 1], [0, 1], [0, 1], [1, 1]]
 
 @pytest.mark.parametrize('column,fits', [
     (torch.ones(2), True), (torch.ones(2, 1), True), (torch.ones(2, 4), True), (['a', 'b'], True),

@@ -44,7 +44,7 @@ class RowFormat(dict):
     """
     def sizes(self, where:dict, lo:int, hi:int)->list:
         "4-byte words of the prompt and of each name, for rows lo..hi-1 of the group at `where`."
-        n = int(where['lens'][lo:hi].sum())
+        n = int(where['lengths'][lo:hi].sum())
         def of_row(w): return max(w, 1) if w>=0 else max(-w, 2)
         return [where['prompt_len'], *(n if w is None else (hi-lo)*of_row(w) for w in self.values())]
 
@@ -53,7 +53,7 @@ class RowFormat(dict):
         if absent := [k for k in self if k not in piece]:
             raise ValueError(f'a stored piece has no {absent}: every group needs the same keys, on every '
                 f'process and in every step')
-        a,b = int(piece['lens'][:lo].sum()),int(piece['lens'][:hi].sum())
+        a,b = int(piece['lengths'][:lo].sum()),int(piece['lengths'][:hi].sum())
         parts = dict(prompt_ids=piece['prompt_ids'])
         parts |= {k:piece[k][a:b] if w is None else piece[k][lo:hi].flatten() for k,w in self.items()}
         return [o.contiguous().view(torch.int32) for o in parts.values()]
@@ -66,7 +66,7 @@ class RowFormat(dict):
             return torch.int64 if (self.get(k) or 0)<0 else torch.float32
         out = {k:v.clone().view(kind(k)) for k,v in out.items()}
         out |= {k:out[k].view(hi-lo, w if w>0 else -w//2) for k,w in self.items() if w and w!=-1}
-        return out|dict(lens=where['lens'][lo:hi])
+        return out|dict(lengths=where['lengths'][lo:hi])
 
 # %% ../../nbs/on_trl/distributed.ipynb #03f5c2cf
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Transfer:
     first:int    # row of the group with which those of `src` begin
 
 def plan_transfers(
-    sources:list,  # k stored groups: dicts with prompt_len, lens (G,), pieces
+    sources:list,  # k stored groups: dicts with prompt_len, lengths (G,), pieces
     places:list,   # k dead groups, counted over all processes
     rows:int,      # rows a process holds
     row_format:RowFormat, # what travels with a row
@@ -91,7 +91,7 @@ def plan_transfers(
     out = []
     for i,(s,g) in enumerate(zip(sources, places, strict=True)):
         for src,a,b in s['pieces']:
-            for dst,c,d in group_slices(g, len(s['lens']), rows):
+            for dst,c,d in group_slices(g, len(s['lengths']), rows):
                 lo,hi = max(a, c),min(b, d)
                 if lo<hi: out.append(Transfer(i, g, src, dst, lo, hi, sum(row_format.sizes(s, lo, hi)), a))
     return out
@@ -203,7 +203,7 @@ def _add(index, s, info, n):
     scores = group_scores(A.view(-1, G), rewards).tolist()
     counted = info[:,4].reshape(-1, G)
     live = [g for g,d in enumerate(s.dead) if not d and counted[g].any()]
-    where = [dict(prompt_len=int(info[g*G,0]), lens=lens[g], pieces=group_slices(g, G, n)) for g in live]
+    where = [dict(prompt_len=int(info[g*G,0]), lengths=lens[g], pieces=group_slices(g, G, n)) for g in live]
     ids = index.add([scores[g] for g in live], where, s.step, [int(info[g*G,3]) for g in live],
         rewards[live].tolist())
     return {g:i for g,i in zip(live, ids) if i is not None}
@@ -267,7 +267,7 @@ class ShardedBuffer:
 
     def _rows_here(self, e, first=0):
         "This rank's rows of a drawn group, which begin with row `first` of it."
-        if 'prompt_ids' in e.data: return e.data|dict(lens=e.data['lens'][first:])
+        if 'prompt_ids' in e.data: return e.data|dict(lengths=e.data['lengths'][first:])
         raise RuntimeError(f'rank {self.rank} holds none of its rows of stored group {e.id}: call `commit` '
             'for every group in `DrawResult.to_store`')
 
@@ -293,16 +293,16 @@ class ShardedBuffer:
 
     def commit(self,
         id:int,     # of a group in `DrawResult.to_store`
-        rows:dict,  # this rank's rows of it: one prompt, lens, and all that `row_format` names
+        rows:dict,  # this rank's rows of it: one prompt, lengths, and all that `row_format` names
     )->None:
         "Keep this rank's rows of a group; ignored when it has left the buffer meanwhile."
         e = next((e for e in reversed(self.index.entries) if e.id==id), None)
         if e is None: return
         lo,hi = next((lo, hi) for r,lo,hi in e.data['pieces'] if r==self.rank)
-        if len(rows['lens'])!=hi-lo:
-            raise ValueError(f"{len(rows['lens'])} rows for rows {lo} to {hi} of stored group {id}")
+        if len(rows['lengths'])!=hi-lo:
+            raise ValueError(f"{len(rows['lengths'])} rows for rows {lo} to {hi} of stored group {id}")
         if self.local: return e.data.update(rows)
-        if len(rows.get('prompt_lens', [0]))>1:
+        if 'prompt_lens' in rows:
             raise ValueError("the completions of a group have different prompts: use replay_scope='local'")
         def word(k):
             v,wide = rows[k].detach().cpu(),(self.row_format.get(k) or 0)<0
@@ -351,8 +351,8 @@ def reshard(
     ids = ix['ids'][keep].tolist()
     owner = {i:n%world for n,i in enumerate(sorted(ids))}
     for i,of in zip(ids, (parts[k] for k in keep)):
-        where = {k:of[0][k] for k in ('prompt_len','lens')}
-        where['pieces'] = [[owner[i], 0, len(where['lens'])]]
+        where = {k:of[0][k] for k in ('prompt_len','lengths')}
+        where['pieces'] = [[owner[i], 0, len(where['lengths'])]]
         rows = dict(prompt_ids=of[0]['prompt_ids'])
         rows |= {k:torch.cat([p[k] for p in of]) for k in old['row_format']}
         data.append(where|rows if owner[i]==rank else where)

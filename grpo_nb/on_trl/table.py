@@ -97,7 +97,7 @@ def iter_inserted(
     for lo,_,o in incoming:
         ids = o['prompt_ids'][:int(o['prompt_lens'][0])] if 'prompt_lens' in o else o['prompt_ids']
         prompt = o.get('prompt') or getattr(tokenizer, 'tokenizer', tokenizer).decode(ids)
-        rows = o['completion_ids'].split(o['lens'].tolist())
+        rows = o['completion_ids'].split(o['lengths'].tolist())
         texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
         for i,row in enumerate(zip(texts, o['advantages'].tolist(), o['rewards'].tolist()), lo):
             yield i,prompt,*row

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from .sampling import eval_mode
+from .tensors import eval_mode
 
 # %% ../../nbs/parts/forward_check.ipynb #53158814
 @torch.no_grad()

@@ -296,37 +296,57 @@ class Groups:
         return out if snug else out.strip_padding()
 
 # %% ../../nbs/parts/groups.ipynb #1ed667a9
+_FLAGS = ('prompt_mask','completion_mask','replayed','dead')   # follow from lengths, and from where it came
+
+def _once(rows):
+    "`rows` (a list or tensor), or its first entry alone where all are equal."
+    def like_first(o):
+        if type(o) is not type(rows[0]): return False
+        return torch.equal(o, rows[0]) if isinstance(o, Tensor) else o==rows[0]
+    return rows[:1] if all(map(like_first, rows)) else rows
+
 def pack_groups(
-    batch:Groups,    # with rewards and advantages
-    idx:list|Tensor|None=None, # groups to pack: bool mask, indices, list; None for all
-)->list[dict]:       # one dict per group, on the CPU, without padding
-    """Pack each group by itself, without padding: int32 ids, lengths, float32 log-probs; the prompt once.
+    batch:Groups,    # whose groups they are
+    idx:list|Tensor|None=None, # those to pack: bool mask, indices, or slices of TRL's rows; None for all
+)->list[dict]:       # a dict for each group, on the CPU
+    """Pack each group by itself, without padding and in memory of its own.
 
-    ValueError when a completion mask is not true from the left without holes, or rewards or advantages are
-    missing.
+    Ids are int32 and log-probs float32, end to end in the order of `lengths`; a prompt that all rows share is
+    held once, several with their `prompt_lens`. ValueError for a completion mask with a hole.
     """
-    if batch.rewards is None or batch.advantages is None:
-        raise ValueError('a stored group needs `rewards` and `advantages`: set them on the batch first')
-    pick = slice(None) if idx is None else np.asarray(idx.cpu() if isinstance(idx, Tensor) else idx)
-    def at(x, dtype): return x.detach().to('cpu', dtype).numpy()[pick]   # numpy is quicker on little arrays
-    m,pm = at(batch.completion_mask, torch.bool),at(batch.prompt_mask, torch.bool)
-    if (m[...,1:]>m[...,:-1]).any():
+    if isinstance(idx, Tensor): idx = (idx.nonzero()[:,0] if idx.dtype==torch.bool else idx).tolist()
+    pm,cm = (o.cpu().bool().numpy() for o in (batch.prompt_mask, batch.completion_mask))
+    if (cm[...,1:]>cm[...,:-1]).any():
         raise ValueError('`completion_mask` has a hole: it must be true from the left up to the end token')
-    def tokens(x, dtype=torch.float32): return _unpad(at(x, dtype), m)
-    def each(x): return [torch.from_numpy(o.copy()) for o in x]
-    A = batch.advantages
-    cols = dict(prompt_ids=_unpad(at(batch.prompt_ids, torch.int32), pm),
-        completion_ids=tokens(batch.completion_ids, torch.int32), lengths=each(m.sum(-1, dtype=np.int32)),
-        old_logps=tokens(batch.old_logps), rewards=each(at(batch.rewards, torch.float32)),
-        prompt_key=at(batch.prompt_key, torch.int64).tolist(), step=at(batch.step, torch.int64).tolist())
-    cols |= dict(token_advantages=tokens(A)) if A.ndim==3 else dict(advantages=each(at(A, torch.float32)))
-    if batch.ref_logps is not None: cols['ref_logps'] = tokens(batch.ref_logps)
-    return [dict(zip(cols, o)) for o in zip(*cols.values())]
+    masks = dict(P=lambda: pm, T=lambda: cm, PT=lambda: np.concatenate([pm, cm], 1))
+    kinds = {k:batch.kind(k, x) for k,x in batch.tensors().items() if k not in _FLAGS}
+    columns = [(_stored_name(k, kind), _as_stored(batch.tensors()[k], kind), masks[kind]() if kind else None)
+        for k,kind in kinds.items()]
+    def packed(i):
+        parts = [_cut(name, x[i], None if m is None else m[i]) for name,x,m in columns]
+        return dict(lengths=torch.from_numpy(cm[i].sum(-1, dtype=np.int32)), **{k:v for o in parts for k,v in o})
+    return [packed(i) for i in (range(len(batch)) if idx is None else idx)]
 
-def _unpad(x, mask):
-    "The real entries of each group, in memory of their own: no group keeps the others alive."
-    ends = mask.reshape(len(mask), -1).sum(1).cumsum()
-    return [torch.from_numpy(o.copy()) for o in np.split(x[mask], ends[:-1])]
+def _stored_name(name, kind):
+    "Advantages of tokens have a name of their own."
+    return 'token_advantages' if name=='advantages' and kind else name
+
+def _as_stored(x, kind):
+    "A column on the CPU, numbers in four bytes; as numpy, which is quicker on little arrays."
+    if not isinstance(x, Tensor): return x
+    x = x.detach().cpu()
+    return (x.float() if x.is_floating_point() else x.int() if kind else x).numpy()
+
+def _cut(name, x, mask):
+    "What is stored under `name` of one group: pairs of a name and a value."
+    if isinstance(x, list):
+        yield name,[o.clone() if isinstance(o, Tensor) else o for o in _once(x)]
+    elif name=='prompt_ids':
+        ids = _once([torch.from_numpy(o[m]) for o,m in zip(np.atleast_2d(x), np.atleast_2d(mask))])
+        yield name,torch.cat(ids)
+        if len(ids)>1: yield 'prompt_lens',torch.tensor([len(o) for o in ids], dtype=torch.int32)
+    elif x.ndim: yield name,torch.from_numpy(np.array(x if mask is None else x[mask]))
+    else: yield name,x.item()
 
 # %% ../../nbs/parts/groups.ipynb #47dbae08
 def padding_masks(
@@ -347,36 +367,49 @@ def scatter_padded(
     "Values without padding, laid out where `mask` is true."
     return values.new_full(mask.shape, fill).masked_scatter_(mask, values)
 
-@patch(cls_method=True)
-def from_packed(cls:Groups,
-    packs:list[dict],   # from `pack_groups`, all of one G
-    pad_id:int=0,       # token id in the padding
-    replayed:bool=True, # mark them as coming out of a buffer?
-)->Groups:              # on the CPU, as wide as the widest
-    """The packed groups as one batch; prompts are padded on the left, completions on the right.
+@patch
+def complete(self:Groups,
+    pack:dict,  # from `pack_groups`
+)->dict:        # the same, and what goes without saying here
+    "What a packed group does not hold because it follows: one prompt's length, and that it is replayed."
+    usual = dict(prompt_lens=torch.tensor([len(pack['prompt_ids'])]), replayed=True, dead=False)
+    if 'token_advantages' not in pack and getattr(self, 'advantages', None) is not None:
+        usual['token_advantages'] = pack['advantages'].repeat_interleave(pack['lengths'])
+    return usual|pack
 
-    ValueError for none, or for groups of several sizes.
+@patch
+def unpack(self:Groups,
+    packs:list[dict],  # from `pack_groups`
+    multiple:int=1,    # widths are rounded up to a multiple of this
+)->Groups:             # as wide as the widest of them
+    """The packed groups as a batch with the columns, dtypes and device of this one.
+
+    ValueError for groups of another size, and where one lacks a column.
     """
-    if not packs: raise ValueError('no groups to unpack')
+    dev,size = self.completion_ids.device,self.completion_ids.shape[1:-1]   # (G,), or () for TRL's rows
     sizes = {len(o['lengths']) for o in packs}
-    if len(sizes)>1: raise ValueError(f'groups of {sorted(sizes)} completions do not make one batch')
-    def flat(k): return torch.cat([o[k] for o in packs])
-    B,p = len(packs),torch.tensor([len(o['prompt_ids']) for o in packs])
-    pm,cm = padding_masks(p, flat('lengths').view(B, -1))
-    by_token = any('token_advantages' in o for o in packs)
-    if by_token: A = scatter_padded(cm, torch.cat([_token_advantages(o) for o in packs]))
-    else: A = flat('advantages').view(B, -1)
-    ref = scatter_padded(cm, flat('ref_logps')) if all('ref_logps' in o for o in packs) else None
-    key,step = (torch.tensor([o[k] for o in packs]) for k in ('prompt_key','step'))
-    return cls(prompt_ids=scatter_padded(pm, flat('prompt_ids').long(), pad_id), prompt_mask=pm,
-        completion_ids=scatter_padded(cm, flat('completion_ids').long(), pad_id), completion_mask=cm,
-        old_logps=scatter_padded(cm, flat('old_logps')), rewards=flat('rewards').view(B, -1),
-        advantages=A, ref_logps=ref, prompt_key=key, step=step, replayed=torch.full((B,), replayed),
-        pad_id=pad_id)
+    if size and sizes!={*size}:
+        raise ValueError(f'groups of {sorted(sizes)} completions do not go into a batch of groups of {size[0]}')
+    packs = [self.complete(o) for o in packs]
+    def flat(k): return torch.cat([o[k] for o in packs]).to(dev)
+    pm,cm = padding_masks(flat('prompt_lens'), flat('lengths').view(-1, *size), multiple)
+    masks = {'P':pm, 'T':cm, 'PT':torch.cat([pm, cm], 1) if not size else None}
+    return self.with_tensors({k:_column(self, k, x, packs, masks) for k,x in self.tensors().items()})
 
-def _token_advantages(o):
-    if 'token_advantages' in o: return o['token_advantages']
-    return o['advantages'].repeat_interleave(o['lengths'])
+def _column(batch, k, x, packs, masks):
+    "The column `k` of packed groups, in the form that the batch has it in `x`."
+    kind = batch.kind(k, x)
+    if k in ('prompt_mask','completion_mask'): return masks[kind].to(x.dtype)
+    name = _stored_name(k, kind)
+    if any(name not in o for o in packs):
+        raise ValueError(f'a stored group has no {name!r}, which this run needs: it was stored under other '
+            'settings (such as beta=0). Set what the run was begun with, or start a new run from its weights')
+    if isinstance(x, list):
+        entries = [v for o in packs for v in (o[name]*len(o['lengths']) if len(o[name])==1 else o[name])]
+        return [v.to(batch.completion_ids.device) if isinstance(v, Tensor) else v for v in entries]
+    values = torch.cat([torch.as_tensor(o[name]).reshape(-1, *x.shape[1:]) if not kind else o[name] for o in packs])
+    values = values.to(x.device, x.dtype)
+    return scatter_padded(masks[kind], values, batch.padding(k)) if kind else values
 
 # %% ../../nbs/parts/groups.ipynb #176190d3
 @dataclass(slots=True, eq=False)
@@ -404,22 +437,12 @@ def insert_stored(
     drawn:list[StoredGroup], # n, whose data come from `pack_groups`
     extra:list[StoredGroup]=(), # more, which come after the batch's own
 )->Groups:              # with the fields and the device of `batch`
-    """A copy of `batch` with drawn groups in their places and more of them at its end, marked as replayed.
-
-    ValueError when the batch has `ref_logps` and a stored group has none.
-    """
-    n,entries = len(drawn),[*drawn, *extra]
-    if not entries: return batch
-    new = type(batch).from_packed([e.data for e in entries], batch.pad_id)
-    if not batch.completion_ids.is_cpu: new = new.to(batch.completion_ids.device)
-    if getattr(batch, 'dead', None) is not None: new.dead = torch.zeros_like(new.replayed)
-    if batch.ref_logps is None: new.ref_logps = None
-    elif new.ref_logps is None:
-        raise ValueError('this batch has `ref_logps`, the stored groups have none: '
-            'set them after `process_batch`, or from the first step on')
-    if batch.advantages.ndim!=new.advantages.ndim:
-        batch,new = (replace(o, advantages=o.advantages[...,None]*o.completion_mask)
-            if o.advantages.ndim==2 else o for o in (batch, new))
+    "A copy of `batch` with drawn groups in their places and more of them at its end, marked as replayed."
+    n,packs = len(drawn),[e.data for e in [*drawn, *extra]]
+    if not packs: return batch
+    if batch.advantages.ndim==2 and any('token_advantages' in o for o in packs):
+        batch = replace(batch, advantages=batch.advantages[...,None]*batch.completion_mask)
+    new = batch.unpack(packs)
     out = batch.replace_groups(at, new[:n] if extra else new)
     return type(batch).concat([out, new[n:]]) if extra else out
 
