@@ -91,8 +91,8 @@ def test_the_shared_buffer_draws_as_one_that_sees_all_rows(world, options, size,
     "Also where groups of four straddle, as on 8 processes with 3 rows each"
     batches = made(5, 6, 4, seed=seed)
     alone = replay_alone(batches, 4, ReplayBuffer(size, seed=seed, **options))
-    out = [replay_rank(batches, 4, ReplayBuffer(size, seed=seed, **options))] if world==1 else in_threads(world,
-        lambda r: replay_rank(batches, 4, ReplayBuffer(size, seed=seed, **options)))
+    def of_rank(r): return replay_rank(batches, 4, ReplayBuffer(size, seed=seed, **options))
+    out = [of_rank(0)] if world==1 else in_threads(world, of_rank)
     same_replay(alone, [o for _,o in out], 4)
     for b,_ in out:
         assert b.ranks.calls==2*len(batches)                               # whatever there was to say

@@ -75,7 +75,8 @@ def test_a_left_padded_prompt_comes_back_whole():
     assert len({len(p) for p in prompts(got[0])})>1 and prompts(got[1])<=prompts(got[0])
     assert got[1]['replayed'].all() and got[1]['prompt_mask'][:, -1].all()          # padded on the left
     for e in stored(t):
-        assert 0 not in e.data['prompt_ids'].tolist() and tuple(e.data['prompt_ids'].tolist()) in prompts(got[0])
+        ids = e.data['prompt_ids'].tolist()
+        assert 0 not in ids and tuple(ids) in prompts(got[0])
 
 @pytest.mark.parametrize('opts', [{}, dict(steps_per_generation=2), dict(beta=.1, num_iterations=2),
     dict(gradient_accumulation_steps=2, loss_type='grpo')])

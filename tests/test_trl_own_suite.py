@@ -1,7 +1,7 @@
 """What TRL's own tests ask of the replay trainer and of `GRPOTrainer`, asked of ours:
 on batches that a trainer trains on, where the reference's tests hand squares to its inner methods."""
 
-import csv, inspect, os, subprocess
+import csv, os, subprocess
 from pathlib import Path
 import pytest, torch
 from datasets import Dataset, DatasetDict

@@ -324,7 +324,8 @@ def pack_groups(
         for k,kind in kinds.items()]
     def packed(i):
         parts = [_cut(name, x[i], None if m is None else m[i]) for name,x,m in columns]
-        return dict(lengths=torch.from_numpy(cm[i].sum(-1, dtype=np.int32)), **{k:v for o in parts for k,v in o})
+        lengths = torch.from_numpy(cm[i].sum(-1, dtype=np.int32))
+        return dict(lengths=lengths)|{k:v for o in parts for k,v in o}
     return [packed(i) for i in (range(len(batch)) if idx is None else idx)]
 
 def _stored_name(name, kind):
@@ -373,7 +374,8 @@ def complete(self:Groups,
 )->dict:        # the same, and what goes without saying here
     "What a packed group does not hold because it follows: one prompt's length, and that it is replayed."
     usual = dict(prompt_lens=torch.tensor([len(pack['prompt_ids'])]), replayed=True, dead=False)
-    if 'token_advantages' not in pack and getattr(self, 'advantages', None) is not None:
+    A = getattr(self, 'advantages', None)
+    if A is not None and A.ndim==3 and 'token_advantages' not in pack:
         usual['token_advantages'] = pack['advantages'].repeat_interleave(pack['lengths'])
     return usual|pack
 
@@ -389,7 +391,8 @@ def unpack(self:Groups,
     dev,size = self.completion_ids.device,self.completion_ids.shape[1:-1]   # (G,), or () for TRL's rows
     sizes = {len(o['lengths']) for o in packs}
     if size and sizes!={*size}:
-        raise ValueError(f'groups of {sorted(sizes)} completions do not go into a batch of groups of {size[0]}')
+        raise ValueError(f'groups of {sorted(sizes)} completions do not go into a batch of groups of '
+            f'{size[0]}')
     packs = [self.complete(o) for o in packs]
     def flat(k): return torch.cat([o[k] for o in packs]).to(dev)
     pm,cm = padding_masks(flat('prompt_lens'), flat('lengths').view(-1, *size), multiple)
@@ -407,9 +410,9 @@ def _column(batch, k, x, packs, masks):
     if isinstance(x, list):
         entries = [v for o in packs for v in (o[name]*len(o['lengths']) if len(o[name])==1 else o[name])]
         return [v.to(batch.completion_ids.device) if isinstance(v, Tensor) else v for v in entries]
-    values = torch.cat([torch.as_tensor(o[name]).reshape(-1, *x.shape[1:]) if not kind else o[name] for o in packs])
-    values = values.to(x.device, x.dtype)
-    return scatter_padded(masks[kind], values, batch.padding(k)) if kind else values
+    def values(v): return v if kind else torch.as_tensor(v).reshape(-1, *x.shape[1:])
+    new = torch.cat([values(o[name]) for o in packs]).to(x.device, x.dtype)
+    return scatter_padded(masks[kind], new, batch.padding(k)) if kind else new
 
 # %% ../../nbs/parts/groups.ipynb #176190d3
 @dataclass(slots=True, eq=False)
