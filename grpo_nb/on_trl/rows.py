@@ -73,7 +73,7 @@ class TrlRows(Groups):
         return self.pad_id if name in ('prompt_ids','completion_ids') else PER_TOKEN_COLUMNS.get(name, 0)
 
     def complete(self, pack:dict)->dict:
-        "As in `Groups`: each row with a prompt, and what was not stored because it is the same for all tokens."
+        "As in `Groups`: a prompt for each row, and what is the same for all tokens where it was not stored."
         o = super().complete(pack)
         times = len(o['lengths'])//len(o['prompt_lens'])   # 1, or as many rows as share the prompt
         one = torch.ones(int(o['lengths'].sum()))
