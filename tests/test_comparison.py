@@ -18,6 +18,7 @@ def ran(monkeypatch):
 
 WAYS = dict(a=dict(way='a'), b=lambda seed: dict(way='b', at=seed))
 
+@pytest.mark.filterwarnings('error')
 def test_every_way_is_run_with_every_seed_once_and_goes_on_where_it_stopped(ran, tmp_path):
     c.compare_seeds(dict(a=WAYS['a']), 2, tmp_path/'t.csv', points=2)
     df = c.compare_seeds(WAYS, 3, tmp_path/'t.csv', points=2)

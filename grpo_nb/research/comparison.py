@@ -85,7 +85,8 @@ def compare_seeds(
     **how:int,      # more of `run_seed`, and the task's options
 )->pd.DataFrame:    # a row per run: regime (the task), arm, seed, and what `run_seed` gives
     "Run every way with every seed, seed by seed."
-    there = pd.read_csv(path) if path and Path(path).exists() else pd.DataFrame(columns=['arm','seed'])
+    exists = path and Path(path).exists()
+    there = pd.read_csv(path, keep_default_na=False) if exists else pd.DataFrame(columns=['arm','seed'])
     done = set(zip(there.arm, there.seed))
     rows = there.to_dict('records')
     jobs = [(a, s) for s in range(seeds) for a in ways if (a, s) not in done]
@@ -101,7 +102,7 @@ def compare_seeds(
         with ProcessPoolExecutor(processes, mp_context=get_context('spawn')) as pool:
             runs = [pool.submit(run_seed, o, s, task, **how) for (_,s),o in zip(jobs, settings)]
             for job,run in zip(jobs, runs): keep(job, run.result())
-    return pd.DataFrame(rows).fillna(dict(error=''))
+    return pd.DataFrame(rows)
 
 # %% ../../nbs/research/comparison.ipynb #ce0eaf8e
 def by_seed(
