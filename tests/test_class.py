@@ -618,9 +618,6 @@ REFUSED = {   # what stands in adapters.py: words of the sentence
     'from grpo_nb.generation import sample_inverse_cdf as draw':
         'line 1 imports grpo_nb.generation, which holds',
     'import math, grpo_nb.parts.sampling as s':'which holds the solution',
-    'def draw(p, u):\n    return __import__("grpo_nb.generation").pick(p, u)':'line 2 uses __import__',
-    'from . import b':'line 1 uses .',
-    'import os':'line 1 uses os: torch',
 }
 
 @pytest.mark.parametrize('source', REFUSED, ids=range(len(REFUSED)))
