@@ -137,8 +137,8 @@ class RunColumns:
         "A column's first and last quarter, or a setting, as text; '' if there is neither."
         x = self(name)
         if not len(x): return f'{name} is {self.get(name)}' if self.get(name) is not None else ''
-        told,form = load_rules('names')['told'].get(name, (name+' {}', '.3g'))
-        return told.format(' to '.join(dict.fromkeys(f'{o:{form}}' for o in quarter_means(x))))
+        words,form = load_rules('names')['in_words'].get(name, (name+' {}', '.3g'))
+        return words.format(' to '.join(dict.fromkeys(f'{o:{form}}' for o in quarter_means(x))))
 
     get = LoggedRun.setting # of the same settings
 
@@ -340,12 +340,12 @@ def _not_a_number(r:RunColumns, rows:int=1, reward_rows:int=3)->dict|None:
     at = r.nonfinite_steps('reward')
     if len(r('reward')) and len(at)>=reward_rows and at[-1]==r.steps[-1]: found['reward'] = at
     if found:
-        told = '; '.join(f'{k} is no number in {len(at)} of {len(r.rows)} rows' for k,at in found.items())
-        return dict(evidence=told, step=min(at[0] for at in found.values()), reads=[*found])
+        evidence = '; '.join(f'{k} is no number in {len(at)} of {len(r.rows)} rows' for k,at in found.items())
+        return dict(evidence=evidence, step=min(at[0] for at in found.values()), reads=[*found])
     gone = {k:s for k in ('loss','grad_norm') if (s := r.stopped_at(k)) is not None}
     if not gone: return None
-    told = '; '.join(f'{k} is not logged after step {s:g}, while the reward is' for k,s in gone.items())
-    return dict(evidence=f'{told}: many trackers drop nan', step=min(gone.values()), confidence='likely',
+    evidence = '; '.join(f'{k} is not logged after step {s:g}, while the reward is' for k,s in gone.items())
+    return dict(evidence=f'{evidence}: many trackers drop nan', step=min(gone.values()), confidence='likely',
         reads=[*gone])
 
 # %% ../../nbs/see/findings.ipynb #6f8d1afb
@@ -413,8 +413,8 @@ def all_identical(
     group:dict,  # of the group record
 )->bool:
     "Is it one answer, G times?"
-    said = group.get('completions') or []
-    return len(said)>1 and bool(said[0]) and len(set(said))==1
+    texts = group.get('completions') or []
+    return len(texts)>1 and bool(texts[0]) and len(set(texts))==1
 
 def _cliff(r):
     "Cliff or collapse, if the texts tell: evidence, remedy and groups."
@@ -422,8 +422,8 @@ def _cliff(r):
     if not dead:   # without texts, what the trainer counted
         z,one = r.second_half(DEAD),r.second_half('frac_one_text')
         if not len(one) or not len(z) or not z.mean(): return {}
-        told = f'{one.mean():.0%} of all groups are one text G times in the second half'
-        return dict(evidence=told, remedy=2 if one.mean()>z.mean()/2 else 1)
+        evidence = f'{one.mean():.0%} of all groups are one text G times in the second half'
+        return dict(evidence=evidence, remedy=2 if one.mean()>z.mean()/2 else 1)
     same = sum(map(all_identical, dead))
     return dict(evidence=f'{same} of the {len(dead)} dead groups recorded last are one text G times',
         remedy=2 if same>len(dead)/2 else 1, groups=_where(dead))
@@ -461,8 +461,8 @@ def _start_at_zero(r:RunColumns, m:np.ndarray, share:float=.02, dead:float=.9, f
     z,q,top = r(DEAD),max(5, len(m)//4),r.ceiling or 1.
     if m.min()<0 or len(z) and z[:q].mean()<dead: return None
     if m[:q].mean()>=share*top or quarter_means(m)[1]>=found*top: return None
-    told = f'mean reward {m[:q].mean():.3g} over the first {q} rows; '
-    return dict(evidence=f'{told}the reward fired in {(m>0).sum()} of {len(m)} rows', since=0)
+    evidence = f'mean reward {m[:q].mean():.3g} over the first {q} rows; '
+    return dict(evidence=f'{evidence}the reward fired in {(m>0).sum()} of {len(m)} rows', since=0)
 
 @rule('thin-signal')
 def _thin_signal(r:RunColumns, z:np.ndarray, dead:float=.6, filled:float=.7,
@@ -486,11 +486,11 @@ def _float_noise(r:RunColumns, relative:float=1e-5, share:float=.1, std:float=1e
     if len(tiny)>=share*len(rows)>0:
         lives = [o for o in tiny if not o.get('dead')]
         A = max((abs(a) for o in tiny for a in o.get('advantages_before') or [0]), default=0)
-        told = (f'{len(tiny)} of {len(rows)} recorded groups spread by at most '
+        evidence = (f'{len(tiny)} of {len(rows)} recorded groups spread by at most '
             f'{max(map(_spread, tiny)):.1e}; {len(lives)} of them count as living; '
             f'their largest advantage is {A:.1e}')
         calm = dict(message='rewards that ought to be equal differ by rounding', fault=False, causes=())
-        return dict(evidence=told, groups=_where(tiny))|({} if lives else calm)
+        return dict(evidence=evidence, groups=_where(tiny))|({} if lives else calm)
     s,z = r('reward_std'),r(DEAD)
     if rows or len(s)<3 or len(s)!=len(z) or ((s>0)&(s<std)).mean()<=.5: return None
     calm = {} if z.mean()<alive else dict(fault=False, causes=())
@@ -546,8 +546,8 @@ def _reward_collapse(r:RunColumns, m:np.ndarray, share:float=.5, sigmas:float=4.
     "the reward lost half of what it had reached, or more, and stayed there"
     if not (fell := drop_from_peak(m, share, sigmas)): return None
     best,last,at = fell
-    told = f"mean reward {best:.3g} at its best (step {r.pair('reward')[0][at]:g}), {last:.3g} at the end"
-    return dict(evidence=told, since=at)
+    evidence = f"mean reward {best:.3g} at its best (step {r.pair('reward')[0][at]:g}), {last:.3g} at the end"
+    return dict(evidence=evidence, since=at)
 
 # %% ../../nbs/see/findings.ipynb #72c31ef2
 @rule('learning-rate-too-small')
@@ -557,9 +557,9 @@ def _too_small(r:RunColumns, _:np.ndarray, living:float=.2, still:float=.02, way
     far = lr.mean()*max(1., np.ptp(steps)) if len(lr) else math.inf
     stands = r.updates>1 and len(m) and np.abs(m-1).max()<still and (m!=1).any()
     if r.live_frac<living or not stands and not 0<far<way: return None
-    told = f'{r.live_frac:.0%} of the groups live'
-    if stands: told += f'; every ratio within {np.abs(m-1).max():.1e} of 1'
-    return told+(f'; learning_rate {lr.max():.1e}, over all steps {far:.1e}' if len(lr) else '')
+    evidence = f'{r.live_frac:.0%} of the groups live'
+    if stands: evidence += f'; every ratio within {np.abs(m-1).max():.1e} of 1'
+    return evidence+(f'; learning_rate {lr.max():.1e}, over all steps {far:.1e}' if len(lr) else '')
 
 @rule('no-gradient')
 def _no_gradient(r:RunColumns, g:np.ndarray, share:float=.25)->dict|None:
@@ -570,8 +570,8 @@ def _no_gradient(r:RunColumns, g:np.ndarray, share:float=.25)->dict|None:
     lives = (r.raw('grad_norm', math.nan)==0) & known & ~(z>=1) & ~(s<1e-6)
     if known.any() and lives.sum()<share*len(g): return None   # dead groups explain it
     late = (g[len(g)//2:]==0).mean()
-    told = f'{(g==0).mean():.0%} of {len(g)} rows have grad_norm 0, {late:.0%} in the second half'
-    seen = dict(evidence=told, since=np.flatnonzero(g==0)[0])
+    evidence = f'{(g==0).mean():.0%} of {len(g)} rows have grad_norm 0, {late:.0%} in the second half'
+    seen = dict(evidence=evidence, since=np.flatnonzero(g==0)[0])
     message = 'many steps have a gradient of exactly 0, though groups live: what was computed does not ' \
         'reach the weights'
     return seen|(dict(confidence='certain', message=message) if known.any() else {})
@@ -615,8 +615,8 @@ def _tools(r:RunColumns, x:np.ndarray, share:float=.3)->dict|None:
 def _few_groups(r:RunColumns, busiest:int=4, share:float=.5, each:int=10, times:int=10,
         places:int=20)->str|None:
     "a handful of stored groups is replayed again and again, and little new comes in"
-    came = [o['replacement'] for o in r.groups if o.get('replacement')]
-    uses = Counter(o['id'] for o in came if o.get('id') is not None)
+    replayed = [o['replacement'] for o in r.groups if o.get('replacement')]
+    uses = Counter(o['id'] for o in replayed if o.get('id') is not None)
     top = uses.most_common(busiest)
     many = sum(k for _,k in top)
     busy = len(top)>0 and many>=share*uses.total() and top[-1][1]>=each
@@ -705,10 +705,10 @@ def _one_form(groups:list, share:float=.4)->str:
     by,text,shares = {},'',[]
     for o in groups: by.setdefault(o['step'], []).append(o)
     for g in by.values():
-        said = Counter(t for o in g for t in o.get('completions') or [])
-        if not said or len({o.get('prompt') for o in g})<4: continue
-        text,n = said.most_common(1)[0]
-        shares.append(n/said.total())
+        texts = Counter(t for o in g for t in o.get('completions') or [])
+        if not texts or len({o.get('prompt') for o in g})<4: continue
+        text,n = texts.most_common(1)[0]
+        shares.append(n/texts.total())
     shared = float(np.mean(shares)) if shares else 0.
     return f'{shared:.0%} of the completions, whatever the prompt, read {text[:60]!r}' if shared>share else ''
 
@@ -738,8 +738,8 @@ def _held_out_falls(r:RunColumns, share:float=.08, least:float=.02)->dict|None:
         if i>=len(x)-2 or top-end<=max(share*abs(top), noise, least): continue
         then,now = rew[np.abs(rs-steps[i]).argsort()[:5]].mean(),rew[-5:].mean()
         if now<then: continue
-        told = f'{name} {top:.3g} at its best (step {steps[i]:g}), {end:.3g} at the end'
-        return dict(evidence=f'{told}; reward {then:.3g} then, {now:.3g} now', step=float(steps[i]))
+        evidence = f'{name} {top:.3g} at its best (step {steps[i]:g}), {end:.3g} at the end'
+        return dict(evidence=f'{evidence}; reward {then:.3g} then, {now:.3g} now', step=float(steps[i]))
     return None
 
 @rule('generalisation-gap')
@@ -761,8 +761,8 @@ def _drowned(r:RunColumns, share:float=.01)->dict|None:
     top,total = max(var, key=var.get),sum(var.values())
     lost = [k for k in var if k!=top and 0<var[k]<share*total and not _rises(r(f'rewards/{k}/mean'))]
     if not lost: return None
-    told = [f'{k}: deviation {spread[k]:.3g}, {var[k]/total:.1%} of the variance' for k in [top, *lost]]
-    return dict(evidence='; '.join(told),
+    evidence = [f'{k}: deviation {spread[k]:.3g}, {var[k]/total:.1%} of the variance' for k in [top, *lost]]
+    return dict(evidence='; '.join(evidence),
         message=f'{top} is so much wider than {" and ".join(lost)} that only it decides the advantages')
 
 def _spreads(groups):
@@ -797,19 +797,19 @@ def _gradient_spikes(r:RunColumns, g:np.ndarray, times:float=10., fewest:int=2, 
     usual = float(np.quantile(g, .75))
     spikes = np.flatnonzero(g>times*usual)
     if not usual or len(spikes)<fewest or len(spikes)>most*len(g): return None
-    told = f'{len(spikes)} of {len(g)} rows above {times:g} times the usual {usual:.3g}; '
+    evidence = f'{len(spikes)} of {len(g)} rows above {times:g} times the usual {usual:.3g}; '
     largest = r.pair('grad_norm')[0][g.argmax()]
-    return dict(since=spikes[0], evidence=f'{told}largest {g.max():.3g} at step {largest:g}')
+    return dict(since=spikes[0], evidence=f'{evidence}largest {g.max():.3g} at step {largest:g}')
 
 @rule('plateau')
-def _plateau(r:RunColumns, m:np.ndarray, matters:float=.05, top:float=.8, held:float=.03)->dict|None:
+def _plateau(r:RunColumns, m:np.ndarray, matters:float=.05, top:float=.8, rises:float=.03)->dict|None:
     "the reward has stopped rising well below what it could be"
     ceiling,tail = r.ceiling,m[2*len(m)//5:]
     if ceiling is None or quarter_means(m)[1]>top*ceiling: return None
     d,half = _trend(tail)
     if abs(d)+half>matters*ceiling: return None
     late = [x[len(x)//2:] if len(x)>=8 else x for _,x in r.held_out().values()]
-    if any(welch_rise(x)[0]>held for x in late): return None
+    if any(welch_rise(x)[0]>rises for x in late): return None
     return dict(since=np.abs(_rolling(m, max(4, len(m)//20))-tail.mean())<=max(2*half, matters*ceiling),
         evidence=f'mean reward {tail.mean():.3g} over the last {len(tail)} rows, '
             f'its trend there {d:+.2g} ± {half:.2g}, of at most {ceiling:g}')

@@ -37,12 +37,12 @@ def _group_ratios(updates, n, each=False):
     """
     out = [{} for _ in range(n)]   # a group stays empty where the run ended before its minibatch
     for o in updates:
-        mask,ratio,held = o['mask'],o['out'].ratio,o['out'].clip_mask
-        wide = match_mask(mask, held)
-        told = dict(ratio_hist=ratio_hists(ratio.expand_as(wide), wide),
-            clip_frac=masked_mean(held.float(), wide, (1, 2)).tolist())
-        if each: told['ratios'] = token_numbers(ratio.expand_as(mask), mask.cpu(), '%.3f')
-        for j,b in enumerate(o['idx']): out[b] = {k:v[j] for k,v in told.items()}
+        mask,ratio,clipped = o['mask'],o['out'].ratio,o['out'].clip_mask
+        wide = match_mask(mask, clipped)
+        columns = dict(ratio_hist=ratio_hists(ratio.expand_as(wide), wide),
+            clip_frac=masked_mean(clipped.float(), wide, (1, 2)).tolist())
+        if each: columns['ratios'] = token_numbers(ratio.expand_as(mask), mask.cpu(), '%.3f')
+        for j,b in enumerate(o['idx']): out[b] = {k:v[j] for k,v in columns.items()}
     return out
 
 def record_batch(
@@ -60,13 +60,13 @@ def record_batch(
     records = [o|r for o,r in zip(processed.records, ratios)]
     reasons = dead_reason(fresh.rewards, s.args.dead_tolerance, dead=batch.dead)
     ask = 'terms' in batch.updates[0]
-    told = sampled_tokens(s.tokenizer, fresh) if s.args.record_tokens or ask else {}
-    if ask: told['terms'] = format_token_rows(s.tokenizer, batch.updates, len(A))[:n]
+    tokens = sampled_tokens(s.tokenizer, fresh) if s.args.record_tokens or ask else {}
+    if ask: tokens['terms'] = format_token_rows(s.tokenizer, batch.updates, len(A))[:n]
     names = reward_names(s.reward_funcs)
     rows = group_rows(row['step'], batch.prompts, batch.completions, fresh.rewards, records=records[:n],
         rewards_by_func=dict(zip(names, batch.rewards_by_func.unbind(-1))), prompt_key=fresh.prompt_key,
         extra=batch.extra, n_tokens=fresh.completion_mask.sum(-1), truncated=~batch.ended,
-        advantages_before=fresh.advantages, advantages=A[:n], dead=batch.dead, dead_reason=reasons, **told)
+        advantages_before=fresh.advantages, advantages=A[:n], dead=batch.dead, dead_reason=reasons, **tokens)
     for b in range(n, len(A)):   # a stored group beside the fresh ones: nothing was sampled in its place
         rows += group_rows(row['step'], [''], [[]], [[]], records=[records[b]|dict(group=b)], dead=[False],
             prompt_key=[processed.batch.prompt_key[b].item()])

@@ -139,8 +139,8 @@ def _ungroup(s):
     return ''.join(out)
 
 def _titles(fig):
-    said = [fig.get_suptitle(), *(a.get_title(loc) for a in fig.axes for loc in ('left','center'))]
-    return [o.replace('\n', ' ') for o in said if o]
+    titles = [fig.get_suptitle(), *(a.get_title(loc) for a in fig.axes for loc in ('left','center'))]
+    return [o.replace('\n', ' ') for o in titles if o]
 
 # %% ../../nbs/see/plotting.ipynb #0e7bf9dc
 def new_figure(

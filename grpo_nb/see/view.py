@@ -13,7 +13,6 @@ import base64, json, math, os, re, zlib
 from dataclasses import replace
 from functools import lru_cache
 from html import escape
-from itertools import cycle
 from pathlib import Path
 from urllib.parse import quote
 import numpy as np
@@ -288,11 +287,11 @@ def contents_line(
     words = dict(advantages='advantages', n_tokens='lengths', tokens='tokens', logps='log-probs',
         terms='token terms')
     functions = dict.fromkeys(k for o in run.rows[:64] for k in o.get('rewards_by_func') or {})
-    held = [f'rewards {", ".join(functions)}']*bool(functions)+[v for k,v in words.items() if has(k)]
+    parts = [f'rewards {", ".join(functions)}']*bool(functions)+[v for k,v in words.items() if has(k)]
     sizes = sorted({len(o['rewards']) for o in run.rows}) or [0]
     size = f'{sizes[0]}' if len(sizes)==1 else f'{sizes[0]} to {sizes[-1]}'
     read = f'{len(run.rows):,} groups of {size} answers in {len(run.steps):,} steps'
-    if held: read += f' with {"; ".join(held)}'
+    if parts: read += f' with {"; ".join(parts)}'
     return f'{read}; {len(run.history.columns)-1} metrics over {len(run.history):,} rows'
 
 # %% ../../nbs/see/view.ipynb #e7e0d21f
@@ -538,32 +537,16 @@ def view_run(
 _NOT_SETTINGS = ('seed','output_dir','disable_tqdm','run_id')
 
 def _setting_words(name, value):
-    "A setting in words: 'plain GRPO', 'without replay', 'learning rate 0.0001'."
-    name = name.split('.')[-1].replace('_', ' ')
+    "A setting in words: 'plain GRPO', 'learning_rate=0.0001'."
+    name = name.split('.')[-1]
     if name=='strategy': return 'plain GRPO' if value=='keep' else str(value)
-    if name=='replay buffer size': return f'replay buffer of {value}' if value else 'without replay'
-    if value in (None, False): return f'without {name}'
-    return f'with {name}' if value is True else f'{name} {value}'
-
-_WELL_KNOWN = 'strategy','replay_buffer_size','learning_rate','num_generations','loss_type','advantages'
+    return f'{name}={value}'
 
 def _arm_name(settings, keys):
-    "What differs, in words. Of more than four settings the best known three, among those that were recorded."
-    if len(keys)>4: keys = sorted((k for k in keys if k in settings), key=_rank)
-    shown = keys if len(keys)<=4 else keys[:3]
-    left_out = len(keys)-len(shown)
-    by_name = {k.split('.')[-1]:k for k in shown}
-    strategy,size = by_name.get('strategy'),by_name.get('replay_buffer_size')
-    if strategy and size:   # each says the other: 'replay, replay buffer of 64', 'plain GRPO, without replay'
-        twice = dict(replay=strategy, keep=size).get(json.loads(settings.get(strategy, 'null')))
-        shown = [k for k in shown if k!=twice]
+    "What differs, in words. Of more than four settings the first three, among those that were recorded."
+    shown = keys if len(keys)<=4 else [k for k in keys if k in settings][:3]
     words = [_setting_words(k, json.loads(settings.get(k, 'null'))) for k in shown]
-    if left_out: words.append(f'{left_out} more settings')
-    return ', '.join(words)
-
-def _rank(k):
-    short = k.split('.')[-1]
-    return _WELL_KNOWN.index(short) if short in _WELL_KNOWN else len(_WELL_KNOWN)
+    return ', '.join(words+[f'{len(keys)-len(shown)} more settings']*(len(keys)>4))
 
 def group_by_settings(
     runs:list,  # of `LoggedRun`
@@ -618,41 +601,27 @@ def compare_arms(
 _FIGURES = dict(held=('Held-out accuracy', 'share'), reward=('Reward of the batches', 'mean reward'),
     alive=('Living groups, before replay', 'share'))
 
-def _lines(names):
-    "(name, colour, line) of each arm, in their order; the first in the ink of the page."
-    from grpo_nb.see.plotting import COLOURS, INK
-    colours = [INK, *(COLOURS[k] for k in ('sky','policy','neg','pos'))]
-    return [(k, c, '--' if c==COLOURS['neg'] else '-') for k,c in zip(names, cycle(colours))]
-
 def _figure(arms, k):
-    "A line per arm, a mean over seeds with its 95 % interval; for wide screens and for narrow ones."
+    "A line per arm, a mean over seeds with its 95 % interval."
     from grpo_nb.see.plotting import fig_svg, new_figure
-    (title,unit),drawn = _FIGURES[k],[]
-    for size in ((10.6, 3.3), (3.8, 2.8)):
-        fig,ax = new_figure(title, 'step', unit, size=size)
-        for name,colour,ls in _lines(arms):
-            step,mid,half = (np.array(arms[name][k][o]) for o in ('step','mean','half'))
-            ax.fill_between(step, mid-half, mid+half, color=colour, alpha=.12, lw=0)
-            ax.plot(step, mid, color=colour, lw=2, ls=ls)
-        if unit=='share': ax.set_ylim(0, 1)
-        drawn.append(fig_svg(fig, title))
-    return '<figure><div class="large">{}</div><div class="small">{}</div></figure>'.format(*drawn)
+    title,unit = _FIGURES[k]
+    fig,ax = new_figure(title, 'step', unit, size=(10.6, 3.6))
+    for name,o in arms.items():
+        step,mid,half = (np.array(o[k][x]) for x in ('step','mean','half'))
+        line, = ax.plot(step, mid, lw=2, label=name.replace('$', r'\$'))   # no formula
+        ax.fill_between(step, mid-half, mid+half, color=line.get_color(), alpha=.12, lw=0)
+    if unit=='share': ax.set_ylim(0, 1)
+    fig.legend(loc='outside lower left', ncols=3)
+    return f'<figure>{fig_svg(fig, title)}</figure>'
 
 def _table(rows, name):
-    "Rows as a table; a pair is a text and where it leads. On a phone each value has its column's name."
+    "Rows as a table; a pair is a text and where it leads."
     def shown(x):
         text,leads = x if isinstance(x, tuple) else (x, '')
         return f'<a href="{escape(leads)}">{escape(str(text))}</a>' if leads else escape(str(text))
-    heads = ''.join(f'<th>{escape(k)}</th>' for k in rows[0])
-    def cells(o): return ''.join(f'<td data-column="{escape(k)}">{shown(x)}</td>' for k,x in o.items())
-    inside = f'<thead><tr>{heads}</tr></thead>'+''.join(f'<tr>{cells(o)}</tr>' for o in rows)
-    return f'<div class="scroll" tabindex="0" role="group" aria-label="{name}"><table>{inside}</table></div>'
-
-def _legend(names):
-    line = ('<li><svg viewBox="0 0 20 6" aria-hidden="true">'
-        '<path d="M0 3H20" stroke-width="2.5" stroke="{}"{}/></svg>{}</li>')
-    return '<ul class="legend">'+''.join(line.format('currentColor' if i==0 else c,
-        ' stroke-dasharray="5 3"'*(ls=='--'), escape(k)) for i,(k,c,ls) in enumerate(_lines(names)))+'</ul>'
+    with pd.option_context('display.max_colwidth', None):   # else long texts are cut
+        table = pd.DataFrame(rows).map(shown).to_html(index=False, escape=False, border=0)
+    return f'<div class="scroll" tabindex="0" role="group" aria-label="{name}">{table}</div>'
 
 def _pm(m, h, f):
     return f(m)+('' if math.isnan(h) else f' ± {f(h if h>1e-9*abs(m) else 0.)}')
@@ -711,7 +680,7 @@ def _compare_html(arms, name, out):
     body = (f'{sentences}<p>{len(each)} runs {in_arms}. Each number is a mean over '
         'seeds ± the half-width of its 95 % interval (Student). One seed has none, and is an example. '
         f'Differences are paired by seed.</p>{_table([_row(k, o, first) for k,o in arms.items()], "arms")}'
-        f'<h2>Curves, means over seeds with their intervals</h2>{_legend(arms)}'
+        '<h2>Curves, means over seeds with their intervals</h2>'
         f'{"".join(_figure(arms, k) for k in shown)}<h2>Runs</h2>{_table(each, "runs")}')
     return read_asset('page/compared.html').replace('@TITLE', escape(name)).replace('@BODY', body, 1)
 

@@ -74,11 +74,11 @@ _NARROW = dict(display='flex', flex_flow='row wrap', align_items='center')
 def _as_image(found):
     "The SVG that was found, as an image on white: JupyterLab strips drawings from what was not run here."
     svg = found[0]
-    said = re.search('aria-label="([^"]*)"', svg)
+    label = re.search('aria-label="([^"]*)"', svg)
     if 'xmlns=' not in svg: svg = svg.replace('<svg', '<svg xmlns="http://www.w3.org/2000/svg"', 1)
     svg = svg.replace('>', '><rect width="100%" height="100%" fill="#fff"/>', 1)
     data = b64encode(svg.encode()).decode()
-    return f'<img alt="{said[1] if said else ""}" src="data:image/svg+xml;base64,{data}">'
+    return f'<img alt="{label[1] if label else ""}" src="data:image/svg+xml;base64,{data}">'
 
 class Explorer(W.VBox):
     "Controls above what they change; as a plain picture where widgets aren't shown."

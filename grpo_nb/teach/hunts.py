@@ -59,15 +59,15 @@ def train_on_sums(
             ids = model.generate(input_ids=q, attention_mask=q_mask.long(), num_return_sequences=G,
                 do_sample=True, top_k=0, top_p=1., temperature=temperature, max_new_tokens=48,
                 pad_token_id=tok.pad_token_id)
-        said,real = ids[:,P:],_mask(ids[:,P:], tok.eos_token_id)
+        completions,real = ids[:,P:],_mask(ids[:,P:], tok.eos_token_id)
         # 2. judge
-        texts = tok.batch_decode(said, skip_special_tokens=True)
+        texts = tok.batch_decode(completions, skip_special_tokens=True)
         r = torch.tensor(reward(None, texts, answer=repeat(answers, G)))
         right = accuracy_reward([], texts, _repeat(answers, G))
         # 3. compare
         A = advantages(r, G)[:,None]
         # 4. push
-        m = mask(said, tok.eos_token_id)
+        m = mask(completions, tok.eos_token_id)
         seen = torch.cat([q_mask.repeat_interleave(G, 0), real], 1).long()
         with torch.no_grad():
             z = logits(model, ids, seen)
@@ -103,13 +103,13 @@ def bug_table(
     return some.groupby(['bug', 'seed'], sort=False)[columns].mean().round(2).dropna(axis=1)
 
 def check_prediction(
-    said:str|None,  # 'learns', 'learns less' or 'unlearns'; None: not yet
+    prediction:str|None,  # 'learns', 'learns less' or 'unlearns'; None: not yet
     runs:object, bug:str, control:str='none',  # as for `bug_table`
     before:float=.395,  # right answers before training
 )->str:
     "Was it predicted what a run with the bug does? Less: a tenth of the answers below the same without it."
     mean = runs.groupby('bug').unseen.mean()
     does = 'unlearns' if mean[bug]<before else 'learns less' if mean[bug]<mean[control]-.1 else 'learns'
-    if said is None: return "not yet: predict 'learns', 'learns less' or 'unlearns'"
-    if said==does: return 'right'
+    if prediction is None: return "not yet: predict 'learns', 'learns less' or 'unlearns'"
+    if prediction==does: return 'right'
     return f'it {does}: {mean[bug]:.2f} right; without the bug {mean[control]:.2f}, before it {before:.2f}'
