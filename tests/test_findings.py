@@ -466,6 +466,7 @@ def test_the_reports_findings_bring_their_figures(tmp_path):
 
 # ---- the benchmark
 
+@pytest.mark.weekly
 def test_the_stored_scores_are_todays_on_part_of_the_benchmark(tmp_path):
     "Three trainers' broken and healthy runs, held back: the table's rows again, and its goals"
     import doctor_bench as D, pandas as pd
