@@ -1,12 +1,10 @@
 "Advantages against TRL's own code, against slow loops, and at the corners: nan, dead groups, wrong input."
 import functools, itertools, math, tempfile
-from unittest.mock import patch
 import pytest, torch
 from grpo_nb.parts.tensors import test_tensor as assert_tensor
-from grpo_nb.parts.registry import ADVANTAGES, register, resolve
 from grpo_nb.advantages import group_advantages, multi_reward_advantages
 from grpo_nb.variants.losses import constant_advantages, rloo_advantages, maxrl_advantages, rft_advantages
-from grpo_nb.parts.groups import dead_groups, dead_reason, expected_dead_frac, nan_std, reward_range
+from grpo_nb.parts.groups import dead_groups, dead_reason, expected_dead_frac
 
 nan = float('nan')
 gen = lambda seed=0: torch.Generator().manual_seed(seed)
@@ -50,12 +48,6 @@ def test_group_advantages_are_those_of_trl(G, scale):
         r[1],r[2] = 1.,0.                       # one group all right, one all wrong
         r[3] = nan                              # one without any reward
         assert_tensor(group_advantages(r[...,0], scale), trl_advantages(r, scale=scale))
-
-@pytest.mark.parametrize('scale', ['group','batch','none'])
-def test_gaussian_rewards_agree_with_trl_in_float64(scale):
-    "TRL's factor n/(n-1) is made in float32, so its own result is good to 1e-7."
-    r = torch.randn(16, 8, 1, generator=gen(), dtype=torch.float64)
-    assert_tensor(group_advantages(r[...,0], scale), trl_advantages(r, scale=scale), eps=2e-7)
 
 @pytest.mark.parametrize('aggregation', ['sum_then_normalize','normalize_then_sum'])
 @pytest.mark.parametrize('G,F', [(2,1),(4,2),(8,3),(64,2)])
@@ -109,18 +101,6 @@ def test_the_slow_loop_agrees_nan_included():
             if not math.isnan(x): want[b,g] = (x-m)/(s+1e-4)
     assert_tensor(group_advantages(r), want, 1e-5)
 
-def test_completions_without_reward_move_nothing():
-    r = torch.tensor([[1.,0.,1.,0.]])
-    assert_tensor(group_advantages(torch.cat([r, torch.full((1,3), nan)], 1))[:,:4], group_advantages(r))
-    assert_tensor(group_advantages(torch.tensor([[nan,nan],[nan,1.]])), torch.zeros(2,2))
-
-def test_integer_and_bool_rewards_are_taken_as_numbers():
-    want = group_advantages(torch.tensor([[1.,0.,1.]]))
-    assert_tensor(group_advantages(torch.tensor([[1, 0, 1]])), want)
-    assert_tensor(group_advantages(torch.tensor([[True, False, True]])), want)
-    assert_tensor(group_advantages([[1.0, 0.0, 1.0]]), want)
-
-
 def test_dead_means_max_minus_min_within_the_tolerance():
     r = torch.tensor([[0.3] * 8, [0.3] * 7 + [0.3 + 1e-7], [0.0] * 7 + [1.0], [nan] * 8, [nan] * 7 + [1.0],
                       [nan] * 6 + [0.0, 1.0], [0.5] * 7 + [0.50001]])
@@ -133,11 +113,6 @@ def test_with_several_functions_a_group_is_dead_only_under_all_of_them():
     r = torch.stack([torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 5.0], [1.0, 5.0]]),
                      torch.full((2, 2), nan)])
     assert dead_groups(r).tolist()==[False,True,True] and dead_groups(r[:2].sum(2)).tolist()==[True,True]
-
-def test_dead_groups_have_zero_advantage_and_living_ones_do_not():
-    r = draw(200, 4, seed=5, holes=.3)[...,0]
-    A,dead = group_advantages(r),dead_groups(r)
-    assert 0<dead.sum()<200 and (A[dead]==0).all() and (A[~dead].abs().amax(1)>.1).all()
 
 def test_each_reason_for_a_dead_group_is_named():
     r = torch.tensor([[0.]*3, [1.]*3, [.5]*3, [.7,.7,.7+1e-7], [nan,nan,1.], [0.,1.,1.], [nan,0.,0.]])
@@ -160,11 +135,6 @@ def test_the_waste_arithmetic(p, G, want):
     assert abs(expected_dead_frac(p, G)-want)<.006
     draws = (torch.rand(20000, G, generator=gen())<p).float()
     assert abs(dead_groups(draws).float().mean().item()-expected_dead_frac(p, G))<.015
-
-def test_nan_std_is_torch_std_where_nothing_is_missing():
-    x = torch.randn(4, 5, 6, generator=gen())
-    assert_tensor(nan_std(x, 1), x.std(1, keepdim=True)); assert_tensor(nan_std(x), x.std().view(1,1,1))
-    assert_tensor(reward_range(x[0]), x[0].amax(1)-x[0].amin(1))
 
 @pytest.mark.parametrize(
     'call,says',
@@ -259,38 +229,3 @@ def test_a_constant_baseline_and_rft_keep_zero_variance_groups_and_give_nothing_
     assert_tensor(constant_advantages(r), [[.5, .5, 0.], [-.5]*3, [0.]*3, [0., -2.5, .5]])
     assert_tensor(constant_advantages(r, 0.), r.nan_to_num(0))
     assert_tensor(rft_advantages(r), [[1., 1., 0.], [0.]*3, [0.]*3, [.5, 0., 1.]])
-
-@patch.dict(ADVANTAGES)   # what a test registers is gone after it
-def test_an_advantage_of_ones_own_is_a_function_under_a_name():
-    @register(ADVANTAGES, 'sign')
-    def sign(rewards, **settings): return (rewards-rewards.nanmean(1, keepdim=True)).sign().nan_to_num(0)
-    r = draw(6, 4, 2, seed=2, holes=.1)
-    w = torch.tensor([1.,2.])
-    summed = (r*w).nansum(2).masked_fill(r.isnan().all(2), nan)
-    assert_tensor(multi_reward_advantages(r, w, advantages='sign'), sign(summed))
-    assert_tensor(multi_reward_advantages(r, w, advantages=sign), sign(summed))
-    assert_tensor(multi_reward_advantages(r, w, advantages='grpo', scale='batch'),
-        group_advantages(summed, 'batch'))
-    assert resolve(ADVANTAGES, "grpo") is group_advantages
-
-@pytest.mark.parametrize('bad, says', [
-    ('best', 'choose one of constant, grpo, leave_one_out'),
-    (lambda r, **kw: r[:1], r'returned shape \(1, 4\)'),
-    (lambda r, **kw: r/0, 'not all finite'),
-    (lambda r, **kw: r.tolist(), 'returned list')])
-def test_an_advantage_function_that_returns_nonsense_is_named(bad, says):
-    with pytest.raises(ValueError, match=says): multi_reward_advantages(draw(3, 4)+1, advantages=bad)
-
-def test_gdpo_has_advantages_of_its_own():
-    with pytest.raises(ValueError, match='has advantages of its own'):
-        multi_reward_advantages(draw(3, 4), aggregation='normalize_then_sum', advantages='leave_one_out')
-
-
-def test_the_inputs_are_left_as_they_were():
-    r = draw(4, 4, 2, holes=.2); old = r.clone()
-    group_advantages(r[..., 0])
-    multi_reward_advantages(r)
-    multi_reward_advantages(r, aggregation='normalize_then_sum')
-    dead_groups(r)
-    dead_reason(r[..., 0])
-    assert_tensor(r, old, eps=0)

@@ -10,10 +10,6 @@ from grpo_nb.parts.validate import (
     check_rendered, validate_dataset, is_rendered, dataset_fingerprint,
     describe_dataset_change, rendered_answer)
 from grpo_nb.parts.sampling import check_lengths
-from grpo_nb.run.config import make_loss_settings
-from grpo_nb.run.optim import make_optimizer
-from grpo_nb.loss import policy_loss
-from grpo_nb.parts.loss_inputs import LossInputs
 from grpo_nb.run.record import dataset_info
 from grpo_nb.tiny_qwen import encode_prompts, make_tokenizer, tiny_model
 from grpo_nb.run.checks import check_prompts
@@ -37,40 +33,10 @@ ROWS = [dict(prompt=f'{i}+1=', answer=str(i+1)) for i in range(8)]
 def test_rows_that_cannot_work_are_named(rows, says):
     with pytest.raises(ValueError, match=says): validate_dataset(rows, 8, G=4)
 
-def test_a_message_that_only_calls_a_tool_has_no_content():
-    def talk(**said): return [dict(prompt=[dict(role='assistant', **said)])]
-    assert validate_dataset(talk(content=None, tool_calls=[dict(name='add')]), 1)
-    with pytest.raises(ValueError, match='row 0 has the prompt'): validate_dataset(talk(content=None), 1)
-
 def test_of_a_large_set_no_more_prompts_are_looked_at_than_asked_spread_over_it():
     for rows in (ROWS, Dataset.from_list(ROWS)):
         assert validate_dataset(rows, 1, most=3)==['0+1=','3+1=','6+1='] and len(
             validate_dataset(rows, 1, most=8))==8
-
-def test_every_group_meets_the_clip_of_its_own_correction():
-    x,A = torch.tensor([[[.3]]]*2),torch.ones(2, 1)   # a ratio of 1.35: above 1.28 and 1.3
-    def held(level='token', **kw):
-        s = make_loss_settings(TrainConfig(epsilon=.4, importance_sampling_level=level, **kw))
-        given = LossInputs(x, 0*x, A, x>0, replayed=torch.tensor([False, True]))
-        return policy_loss(given, s).clip_mask.flatten().tolist()
-    assert held()==[False,False] and held(replay_correction='clip=dapo')==[False,True]
-    assert held(correction='clip=dapo')==[True,True]
-    assert held(epsilon_high=.3, correction='clip=none')==[False,False]
-    assert held(epsilon_high=.3, replay_correction='weight=truncated,clip=none')==[True,False]
-
-def test_a_warmup_raises_a_rate_that_stays():
-    opt,sched = make_optimizer(torch.nn.Linear(1, 1), TrainConfig(learning_rate=.1, warmup_steps=2))
-    rates = []
-    for _ in range(4):
-        rates += sched.get_last_lr()
-        opt.step()
-        sched.step()
-    assert rates==pytest.approx([0, .05, .1, .1])
-
-def test_rows_may_be_a_table_or_a_list_and_are_the_same_data():
-    table = Dataset.from_list(ROWS)
-    assert validate_dataset(table, 8)==validate_dataset(ROWS, 8)==[o['prompt'] for o in ROWS]
-    assert dataset_fingerprint(table)==dataset_fingerprint(ROWS)
 
 def test_what_differs_between_two_data_sets_is_said():
     a = dataset_fingerprint(ROWS)
@@ -111,13 +77,6 @@ def test_a_part_of_a_problem_set_names_rows_as_the_whole_does():
         part.source_rows.append(7)   # of another table
         end = len(part)-1
         assert source_row(part, end)==end!=part.source_rows[end]
-
-def test_a_bad_prompt_is_named_by_its_row_in_the_file_also_in_a_part():
-    rows = [dict(prompt='a')]*35+[dict(prompt='')]+[dict(prompt='a')]*4
-    with pytest.raises(ValueError, match='row 35 has the prompt'): validate_dataset(rows, 1)
-    with pytest.raises(ValueError, match='row 35 has the prompt'): validate_dataset(rows, 1, most=8)
-    part = select_rows(Dataset.from_list(rows), [3, 35, 7])
-    with pytest.raises(ValueError, match='row 35 has the prompt'): validate_dataset(part, 1)
 
 def test_a_message_in_parts_is_named_by_its_row_in_the_file():
     class Part(list): source_rows = [3, 5]

@@ -3,7 +3,6 @@ import warnings
 from pathlib import Path
 import pytest, torch
 from datasets import Dataset
-from grpo_nb.replay import Replay
 from grpo_nb.variants.strategy import Keep
 from grpo_nb.tiny_qwen import load_model, make_tokenizer, tiny_model
 from grpo_nb.trainer import TrainConfig, train
@@ -55,41 +54,10 @@ def test_arguments_that_cannot_work_are_named_before_any_completion(kw, says, mo
     monkeypatch.setattr('grpo_nb.evaluation.generate', lambda *a, **k: pytest.fail('sampled'))
     with pytest.raises(ValueError, match=says): run(**kw)
 
-@pytest.mark.parametrize(
-    'data,says',
-    [
-        (None, '`eval_steps` is 4, but there is no `eval_dataset`'),
-        (rows.select([]), '`eval_dataset`: the dataset is empty'),
-        (rows.rename_column('prompt', 'q'), '`eval_dataset`: no column `prompt`'),
-        ([dict(prompt='')] * 9, "`eval_dataset`: row 0"),
-    ],
-    ids=['none', 'empty', 'column', 'row'],
-)
-def test_an_evaluation_without_problems_is_refused(data, says):
-    with pytest.raises(ValueError, match=says): run(small(eval_steps=4), eval_dataset=data)
-
 def test_problems_that_nothing_measures_are_warned_about_and_one_is_enough():
     with pytest.warns(UserWarning, match='`eval_steps` is 0'): run(eval_dataset=rows)
     row = run(small(eval_steps=4), eval_dataset=rows.select([0])).history[0]
     assert row['eval/rewards/length/mean']>=0 and 'eval/pass@1' not in row
-
-def unclipped(strategy=None, **kw):
-    "How often a run of two batches warns that replayed tokens are not clipped"
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter('always')
-        args = TrainConfig(num_generations=4, generation_batch_size=16, max_steps=8, **kw)
-        train(tiny_model(0), make_tokenizer(), rows, reward, args, strategy=strategy)
-    return sum('takes the clip from replayed tokens' in str(o.message) for o in seen)
-
-@pytest.mark.parametrize('kw,times', [(dict(replay_correction='clip=none'), 1),
-    (dict(correction='weight=truncated,clip=none'), 1), (dict(replay_correction='weight=none,clip=none'), 1),
-    (dict(), 0), (dict(replay_correction='weight=none'), 0),
-    (dict(correction='clip=none', replay_correction='weight=truncated'), 0),
-    (dict(replay_correction='clip=none', replay_buffer_size=0), 0),
-    (dict(correction='clip=none', strategy=Keep()), 0),
-    (dict(correction='clip=none', strategy=Replay(4)), 1)], ids=range(9))
-def test_a_run_warns_once_where_replayed_tokens_are_not_clipped(kw, times):
-    assert unclipped(**kw)==times
 
 # ---- going on with something else
 
@@ -110,14 +78,6 @@ def test_a_run_does_not_go_on_with_other_data(name, tmp_path):
     assert 'load_model(' in str(e.value)
     m,tok = load_model(str(tmp_path/'checkpoint-4'))          # the way that the message names
     assert train(m, tok, data, length, small(output_dir=str(tmp_path/'anew'))).step==4
-
-def test_the_same_rows_in_another_dress_are_the_same_data(tmp_path):
-    chat = [dict(prompt=[dict(role='system', content='add'),
-                         dict(role='user', content=o['prompt'], name='me')], answer=o['answer'])
-            for o in rows]
-    chat[3]['prompt'][1].pop('name')
-    run(small(output_dir=str(tmp_path)), dataset=Dataset.from_list(chat))
-    assert resumed(tmp_path, dataset=chat).step==8
 
 def test_a_run_does_not_go_on_with_another_method(tmp_path):
     with pytest.raises(ValueError, match='strategy: replay then, keep now'):
