@@ -2,7 +2,6 @@
 another number of processes."""
 
 import datetime, re, subprocess, sys
-from pathlib import Path
 import pytest, torch
 from hypothesis import Phase, given, settings, strategies as st
 from grpo_nb.on_trl.distributed import (
@@ -10,10 +9,9 @@ from grpo_nb.on_trl.distributed import (
 from grpo_nb.on_trl.ranks import assert_same_on_all_ranks
 from grpo_nb.replay import ReplayBuffer
 from another import elsewhere
-from bench_swap import PAGE, time_swap
+from bench_swap import PAGE
 from threads import in_threads
 
-HERE = Path(__file__).parent
 WIRE,made_batch,made_rows,made_sampled = PAGE.WIRE,PAGE.made_batch,PAGE.made_rows,PAGE.made_sampled
 replay_alone,replay_rank,same_replay = PAGE.replay_alone,PAGE.replay_rank,PAGE.same_replay
 replay_bytes = PAGE.replay_bytes
@@ -99,22 +97,6 @@ def test_the_shared_buffer_draws_as_one_that_sees_all_rows(world, options, size,
     kept = {e.id:sum(held_rows(b, e.id) for b,_ in out) for e in out[0][0].index}
     assert set(kept.values())<={4}                                         # each row exactly once
 
-def test_sixty_four_processes_with_groups_that_straddle():
-    batches = made(2, 48, 4)                                               # 3 rows a process
-    alone = replay_alone(batches, 4, ReplayBuffer(64))
-    assert same_replay(alone, [o
-        for _,o in in_threads(64, lambda r: replay_rank(batches, 4, ReplayBuffer(64)))], 4)>0
-
-def test_received_bytes_fall_as_one_over_the_number_of_processes():
-    got = {}
-    for world in (3, 8, 16):
-        batches = made(4, 96, 2, seed=3, P=4, T=8, fixed=True)
-        got[world] = max(1, sum(b.ranks.received for b,_ in in_threads(world,
-            lambda r: replay_rank(batches, 2, ReplayBuffer(512))))/world)
-        share = sum(sum(b['dead']) for b in batches[1:])/(4*96)
-        assert abs(got[world]/(4*replay_bytes(world, 96, 2, 4, 8, share)['sharded'])-1)<.25, world
-    assert got[8]/got[16]>1.6 and got[3]/got[8]>1.7                         # (w-1)/w² alone gives 1.9 and 2.0
-
 @pytest.mark.parametrize('what,word', [('random','random numbers'), ('rewards','rewards'),
     ('history','history'), ('step','the step')])
 def test_ranks_that_disagree_stop_all_and_say_on_what(what, word):
@@ -165,11 +147,6 @@ def test_rows_still_awaited_are_left_out_when_redistributed():
         for step in range(1, 9):
             buf.draw(made_sampled(b|dict(dead=[True]*4, rewards=torch.zeros(16)), 0, 1, step))
 
-def test_a_size_of_zero_stores_nothing_and_still_makes_both_calls():
-    batches = made(3, 6, 4)
-    buf,out = replay_rank(batches, 4, ReplayBuffer(0))
-    assert len(buf)==0 and buf.ranks.calls==6 and not any(out)
-
 @pytest.mark.parametrize('options', OPTIONS, ids=str)
 def test_a_buffer_of_one_process_takes_and_gives_as_the_shared_one_does(options):
     "The same groups come in, with the same numbers, whether whole or cut into words of four bytes."
@@ -204,21 +181,6 @@ def took(buf, step, fits=None, **change):
     return t
 
 DEAD2 = dict(dead=[True,True,False,False])
-
-def test_a_group_is_ready_up_to_its_age_limit():
-    for buf in buffers(age_limit=2):
-        took(buf, 1)
-        assert [buf.ready(step) for step in (1, 3, 4)]==[4, 4, 0]
-
-def test_a_group_in_which_nothing_was_said_is_not_stored():
-    for buf in buffers():
-        assert set(took(buf, 0, lens=torch.tensor([0]*4+[1]*12, dtype=torch.int32)).stored)=={1, 2, 3}
-
-def test_a_dead_group_whose_newcomer_does_not_fit_stays_and_is_told():
-    own,_ = buffers()
-    took(own, 0)
-    t = took(own, 1, fits=lambda rows: False, **DEAD2)
-    assert t.slots==[] and t.incoming==[] and sorted(t.unreplaced)==[0, 1]
 
 def test_rows_leave_with_their_group_whether_it_was_asked_for_or_came_for_a_dead_one():
     _,buf = buffers(max_uses=1)
@@ -304,17 +266,3 @@ def test_a_rank_that_hangs_in_its_rewards_is_named(tmp_path):
     for p in ps[1:]: p.kill()
     assert re.search(r'[Rr]anks? 1\b.*failed to pass monitoredBarrier', first), first
     assert "rank 0 waited for all ranks after reward function 'judge'" in first
-
-# -- time --------------------------------------------------------------------------------------------
-
-def test_time_is_measured_and_bytes_are_those_of_the_formula():
-    t = time_swap(ReplayBuffer(256), 4, groups=12, G=4, P=8, T=16, share=.5)
-    assert t['world']==1 and t['received']==0 and t['cpu_ms']>0 and t['copy_ms']>0
-    two = in_threads(2, lambda r: time_swap(ReplayBuffer(512), 8, groups=64, G=4, P=8, T=16, share=.3))
-    assert abs(sum(o['received'] for o in two)/2/replay_bytes(2, 64, 4, 8, 16, .3)['sharded']-1)<.3
-
-def test_measured_times_stay_within_ten_milliseconds_of_processor_time():
-    import csv
-    rows = list(csv.DictReader(open(HERE.parent/'nbs'/'results'/'swap.csv', encoding='utf-8')))
-    assert rows and [o for o in rows
-        if o['world']=='2' and not (float(o['cpu_ms'])<10 and abs(float(o['received'])-660800)<1)]==[]

@@ -2,21 +2,19 @@
 import math, re, tomllib
 import numpy as np
 import pytest
-from dataclasses import fields
 from hypothesis import HealthCheck, Phase, given, reject, settings, strategies as st
 from grpo_nb.cli import _notes
 from grpo_nb.parts.stats import paired_share_ci
 from grpo_nb.see.findings import (
-    RULES, Finding, Findings, RunColumns, finding_curves, diagnose_rows, read_asset,
-    translate_settings, welch_rise, _rolling, _since, _trend)
+    RULES, Finding, Findings, RunColumns, diagnose_rows, read_asset,
+    welch_rise, _rolling, _since, _trend)
 from grpo_nb.see.verdict import verdict, warnings_now
 from grpo_nb.see.readers import history_rows
 from made_histories import MADE, flat, rows
 from bench_doctors import NAMED
-from grpo_nb.see.readers import diagnose
 from grpo_nb.see.readers import open_run
 from published_runs import PUBLISHED
-from stored_runs import HEALTHY, NAMES, pack_runs, stored, unpack_runs
+from stored_runs import HEALTHY, pack_runs, stored, unpack_runs
 
 def of(name):
     r = stored(name)
@@ -93,27 +91,6 @@ def test_runs_whose_numbers_were_published(name, tmp_path):
     if label is None: assert not any(f.fault for f in got)
     else: assert told & set(NAMED[label]['grpo_nb'].split())
 
-def test_the_other_doctors_own_faults(tmp_path):
-    "Their simulators, where they are installed; seeds that no rule was tried on; through files"
-    pytest.importorskip('rl_doctor'), pytest.importorskip('rlprobe')
-    from bench_doctors import probed, simulated, written
-    seen = [(label, diagnose(written(tmp_path/f'files-{i}', rows, groups, settings)))
-        for i,(_,_,label,rows,groups,settings,_) in enumerate((*simulated(), *probed(tmp_path)))
-        if label is None or 'grpo_nb' in NAMED[label]]
-    hit = [bool({n for f in got for n in (f.name, *f.caused_here)} & set(NAMED[label]['grpo_nb'].split()))
-        for label,got in seen if label]
-    assert np.mean(hit)>10/12 and all(got==[] for label,got in seen if label is None)
-
-def test_a_long_run_of_dead_groups_is_told_apart():
-    "Nothing left to teach, or too little to learn from; a short one is left alone"
-    far = dict(frac_reward_zero_std=lambda x: .1+.7*min(1, 2*x))
-    top = dict(reward=lambda x: .4+.6*min(1, 2*x))
-    assert diagnose_rows(rows(120, **far, **top)).names==['solved'] and not diagnose_rows(
-        rows(120, **far, **top))[0].fault
-    thin = diagnose_rows(rows(120, **far, reward=lambda x: .1+.2*x))
-    assert thin.names==['thin-signal'] and thin[0].confidence=='possible'
-    assert diagnose_rows(rows(60, **far, reward=lambda x: .1+.2*x, kl=0.))==[]
-
 def test_a_held_out_score_that_stands_still_is_seen():
     follows = dict(reward=lambda x: .2+.6*x, completions__mean_length=lambda x: 300*(1+2*x))
     assert diagnose_rows(rows(80, **follows, eval_reward=lambda x: .2+.5*x))==[]
@@ -140,13 +117,6 @@ def test_a_reward_that_collapses_is_told_with_or_without_its_entropy():
         assert f.name=='reward-collapse' and 150<f.step<220
         assert verdict(r).learned is False and 'go back to the checkpoint' in verdict(r).advice
     assert '0.5 to 5.' in diagnose_rows(full)[0].evidence
-
-RISES = [(80, .45, .6, .1), (120, .3, .5, .09), (150, .2, .45, .08), (300, .3, .6, .06), (300, .3, .5, .1)]
-@pytest.mark.parametrize('n,a,b,sd', RISES)
-def test_a_straight_rise_is_no_plateau(n, a, b, sd):
-    for seed in range(40):
-        m = np.clip(np.linspace(a, b, n)+np.random.default_rng(seed).normal(0, sd, n), 0, 1)
-        assert 'plateau' not in diagnose_rows([dict(step=i, reward=float(v)) for i,v in enumerate(m)]).names
 
 def test_a_plateau_is_seen_where_the_noise_lets_it_be_seen():
     hit = 0
@@ -186,33 +156,6 @@ def test_a_finding_carries_the_rows_it_rests_on():
     assert json.loads(json.dumps(diagnose_rows(rows(loss=lambda x: math.nan)).plain))[0]['rows'][0][
         'loss']=='nan'
 
-def test_every_setting_that_a_remedy_names_is_one_of_its_trainer():
-    import re
-    from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig
-    from grpo_nb.replay import ReplayBuffer
-    from grpo_nb.trainer import TrainConfig
-    from inspect import signature
-    no_settings = {'requires_grad','eos_token','frac_reward_zero_std','region_mean','clip_ratio',
-        'normalize_then_sum','im_end'}
-    dead = [dict(step=i, reward=0., frac_reward_zero_std=1.) for i in range(12)]
-    few = {'replay/dead':8., 'replay/live_before':0., 'replay/replaced':8., 'replay/buffer_size':4.}
-    runs = dead,[o|few for o in dead],[o|dict(reward=.5) for o in dead]
-    for trainer,config in ((None, GRPOWithReplayBufferConfig), ('grpo_nb', TrainConfig)):
-        known = {f.name for f in fields(config)}|no_settings
-        if trainer: known |= set(signature(ReplayBuffer.__init__).parameters)
-        told = [translate_settings(o, trainer) for rule in RULES.values() for o in rule.remedies]
-        told += [f.remedy for r in runs for f in warnings_now(r, trainer=trainer)]
-        named = {k for o in told for k in re.findall(r'[a-z]+(?:_[a-z0-9]+)+', o)}
-        assert len(told)>=len(RULES)+3 and len(named)>20 and named-known==set(), named-known
-    assert 'Replay(age_decay=…)' in translate_settings(RULES['replay-too-old'].remedies[0], 'grpo_nb')
-
-def test_a_log_alone_does_not_say_that_rewards_differ():
-    "The deviation of equal rewards is not 0 in float32 either"
-    f = diagnose_rows([dict(step=i, reward=.1, reward_std=1.5e-9, frac_reward_zero_std=.5) for i in range(8)])
-    told = next(o for o in f if o.name=='float-noise')
-    assert told.message.startswith('the deviation within groups is rounding alone')
-    assert 'differ' not in told.message
-
 def test_since_is_the_first_step_of_the_last_stretch():
     s = np.array([3., 7., 9., 20.])
     for bad,want in (('1111', 3.), ('0111', 7.), ('1011', 9.), ('0001', 20.), ('1110', None)):
@@ -220,13 +163,6 @@ def test_since_is_the_first_step_of_the_last_stretch():
     first = lambda n: next(f.step for f in diagnose_rows(rows(**MADE[n])) if f.name==n)
     assert first('not-a-number')==42   # 42/59 is the first above .7
     assert first('failing-tools')==25  # (20+…+25)/6/59*.8 is the first .3
-
-def test_the_middle_of_a_gap_is_no_silence():
-    "A column that is logged every fifth row; one that stops; one that was never there"
-    r = [dict(step=i, reward=.3+.01*(i%2))|(dict(loss=.1) if i%5==0 else {}) for i in range(60)]
-    assert 'not-a-number' not in diagnose_rows(r).names
-    f = diagnose_rows([o if o['step']<30 else {k:v for k,v in o.items() if k!='loss'} for o in r])[0]
-    assert f.name=='not-a-number' and f.step==26 and f.confidence=='likely'
 
 def test_a_gradient_of_zero_is_explained_by_dead_groups_where_they_are_logged():
     none = dict(grad_norm=lambda x: 0. if round(59*x)%2 else .5)
@@ -241,13 +177,6 @@ def test_a_gradient_of_zero_is_a_certain_fault_where_living_groups_are_logged_an
         r = [{k:v for k,v in o.items() if k not in but.split()} for o in all_]
         f = next(o for o in diagnose_rows(r) if o.name=='no-gradient')
         assert f.confidence==sure and ('does not reach the weights' in f.message)==(sure=='certain'), (but, f)
-
-def test_every_rule_is_needed_by_some_run():
-    found = {n for name in NAMES for f in of(name) for n in (f.name, *f.caused_here)}
-    found |= {n for v in MADE.values()
-              for f in diagnose_rows(rows(**{k.replace('__', '/', 1): o for k, o in v.items()}))
-              for n in (f.name, *f.caused_here)}
-    assert [k for k in RULES if k not in found]==[]
 
 # ---- numbers
 
@@ -300,15 +229,6 @@ def test_a_reward_that_is_no_share_keeps_its_unit():
     assert v.learned and '%' not in v.sentence
     assert 'close went from −29.5 to −20 (+9.5 ± 1.4)' in v.sentence
 
-def test_what_nobody_judged_is_left_out():
-    none = {'rewards':{'close':dict(mean=None, low=None, high=None, n=200, has_rewards=0)}}
-    assert verdict([], none, none).learned is None
-
-def test_two_rewards_that_part_ways_are_undecided():
-    two = lambda a, b: {'rewards': {'a': dict(mean=a, low=a - 0.01, high=a + 0.01),
-                                    'b': dict(mean=b, low=b - 0.01, high=b + 0.01)}}
-    assert verdict([], two(.1, .9), two(.5, .5)).learned is None
-
 def test_nothing_was_learned_where_every_group_was_dead():
     v = verdict([{'step': i, 'reward': 0.0, 'frac_reward_zero_std': 1.0, 'replay/dead': 8.0,
                   'num_tokens': 100.0 * (i + 1)} for i in range(100)])
@@ -316,11 +236,6 @@ def test_nothing_was_learned_where_every_group_was_dead():
             and '10,000 tokens' in v.sentence and v.cause and v.advice)
     v = verdict(history_rows(stored('all-truncated')), settings=stored('all-truncated').settings)
     assert v.learned is False and 'cut off' in v.cause and 'max_completion_length' in v.advice
-
-def test_a_hacked_run_has_not_learned():
-    r = stored('hacked-by-length-alone')
-    v = verdict(history_rows(r), groups=r.rows, settings=r.settings)
-    assert v.learned is None and 'longer' in v.sentence
 
 @pytest.mark.parametrize('name,learned', [('hacked-by-form', None), ('held-out-falls', None),
     ('gradient-spikes', True)])
@@ -339,11 +254,6 @@ def test_noise_without_advantages_on_record_has_none():
         found = diagnose_rows(rewards, [o|dict(advantages_before=A) for o in noise])
         f = next(o for o in found if o.name=='float-noise')
         assert f.evidence.endswith(f'4 of them count as living; their largest advantage is {said}')
-
-@pytest.mark.parametrize('n', [0, 1, 2, 3])
-def test_few_rows_are_undecided(n):
-    assert verdict(rows(60)[:n]).learned is None and diagnose_rows(rows(60)[:n])==[] and warnings_now(
-        rows(60)[:n])==[]
 
 # ---- while it goes on, and before
 
@@ -408,10 +318,6 @@ def test_few_groups_are_counted_over_the_last_twenty_batches():
     for n in (20, 40):
         assert said(n)==['2 stored groups were replayed 20 times in 20 batches, while 0 living ones came in']
 
-def test_numbers_of_the_wrong_kind_are_passed_over():
-    odd = [dict(step=i, reward='oh', loss=None, kl=math.nan, entropy=[1], grad_norm=True) for i in range(20)]
-    assert diagnose_rows(odd)==[] and verdict(odd).learned is None and warnings_now(odd)==[]
-
 def test_what_can_be_seen_before_the_run():
     from types import SimpleNamespace
     def told(prompt, template, default):
@@ -445,24 +351,6 @@ def test_where_no_reward_differs_the_reward_is_named_and_not_the_prompt(reward, 
     assert [o.name for o in diagnose_rows(rows, settings=ASKED).faults]==[cause]
     told = verdict(rows, settings=ASKED)
     assert told.learned is False and says in told.cause and 'conversation' not in told.cause+told.advice
-
-# ---- the figure of a finding
-
-def test_a_findings_figure_has_its_curves_and_its_window():
-    r = rows(kl=MADE['kl-blow-up']['kl'], reward=flat)
-    f = next(o for o in diagnose_rows(r) if o.name=='kl-blow-up')
-    got = finding_curves(f, r)
-    assert got[0]['label']=='kl' and got[0]['since']==f.step and len(got)<=3
-    assert got[0]['value']==[o['kl'] for o in r] and got[0]['step']==list(range(60))
-
-def test_the_reports_findings_bring_their_figures(tmp_path):
-    import json
-    from grpo_nb.run.reading import read_run
-    from grpo_nb.see.view import _verdict_values
-    broken = rows(loss=lambda x: .1 if x<.5 else math.nan)
-    (tmp_path/'history.jsonl').write_text('\n'.join(map(json.dumps, broken)))
-    told = next(o for o in _verdict_values(read_run(tmp_path))[1] if 'became NaN' in o['message'])
-    assert told['step']==30 and 'loss' in [c['label'] for c in told['curves']]
 
 # ---- the benchmark
 
@@ -770,10 +658,6 @@ def test_every_number_of_a_finding_by_another_road(case):
     assert f is not None and f.evidence==evidence
     if step is not None: assert f.step==step
 
-def test_no_rule_that_states_numbers_is_left_out():
-    seen = {re.sub('-(for|in|without)-.*', '', k.replace('_', '-')) for k in STATED}
-    assert set(RULES)-seen=={'no-chat-template','no-end-token','all-truncated','solved'}   # courses alone
-
 # ---- the verdict over drawn measurements, logs and faults, beside one written apart from it
 
 NUMBERS = st.floats(-9, 9).map(lambda x: round(x, 2))
@@ -982,15 +866,6 @@ def test_a_warning_is_of_the_last_ten_of_twenty_batches(n, dead, reward, more):
     got = [o for o in warnings_now(rows) if o.name!='few-groups-replayed']
     assert [(o.name, o.evidence) for o in got]==warned_by_hand(rows)
     for o in got: assert [o.message, o.remedy]==AT_ONCE[o.name]
-
-def test_a_run_of_the_command_line_is_told_of_the_option_that_makes_prompts_conversational():
-    remedy = RULES['no-chat-template'].remedies[0]
-    assert translate_settings(remedy, 'trl')==remedy and '--chat' not in remedy
-    assert '`--chat` makes prompts' in translate_settings(remedy, 'grpo_nb')
-    for trainer,told in dict(trl=False, grpo_nb=True).items():
-        found = diagnose_rows(bare([0.]*16, .1), settings=ASKED|dict(trainer=trainer))
-        do = next(o.remedy for o in found if o.name=='no-chat-template')
-        assert ('`--chat` makes prompts' in do)==told
 
 def test_what_has_no_shape_of_its_own_is_escaped_and_nothing_else():
     "Control characters but line break and tab, line separators, and marks of the direction of writing"

@@ -1,7 +1,6 @@
 """What becomes of zero-variance groups on TRL's trainer, on runs that train;
 then the ratio, options, metrics and the documented example."""
 
-import math
 from dataclasses import fields
 from pathlib import Path
 import pytest, torch
@@ -56,19 +55,6 @@ def test_all_rows_of_a_replaced_group_carry_their_own_advantage():
     assert torch.equal(got[1]['advantages'],
         got[0]['advantages']) and len(set(got[1]['advantages'].tolist()))==4
 
-@pytest.mark.parametrize('what', ['keep','mask'])
-def test_a_first_batch_without_a_living_group_is_kept_or_masked_and_counted(what):
-    t,got = run([DEAD], B=2, steps=2, replay_unreplaced=what)
-    assert got[0]['completion_mask'].any().item()==(what=='keep') and not got[0]['replayed'].any()
-    h = t.state.log_history[0]
-    assert (h['replay/dead'], h['replay/replaced'], h['replay/unreplaced'], h['replay/live_after'])==(2, 0, 2,
-        0)
-    assert h['loss']==0
-
-def test_groups_with_equal_scores_are_all_stored():
-    t,_ = run([LIVE], B=4, steps=3)
-    assert len(t.replay_buffer)==12 and len({e.score for e in stored(t)})==1
-
 def test_a_left_padded_prompt_comes_back_whole():
     t,got = run([LIVE,LIVE,LIVE,LIVE, DEAD], B=4)
     prompts = lambda b: {tuple(i[m.bool()].tolist()) for i,m in zip(b['prompt_ids'], b['prompt_mask'])}
@@ -121,33 +107,6 @@ def test_evaluating_on_the_way_leaves_training_as_it_is():
     t.add_callback(Eval()); t.train()
     assert len(calls)==3 and T.same(T.weights(plain), T.weights(t))
 
-def test_evaluation_uses_num_generations_eval():
-    t = T.trainer(T.n_red, max_steps=1, num_generations_eval=2, per_device_eval_batch_size=4,
-        eval_dataset=T.data(4))
-    b = T.spy(t, also_eval=True)
-    assert 'eval_reward' in t.evaluate()
-    assert len({tuple(r.tolist()) for r in b[0]['prompt_ids']})==2   # 4 rows, 2 prompts
-
-def test_rows_without_any_reward_teach_nothing_and_a_group_of_them_is_dead():
-    t,got = run([[0.,1.,None,1.], [None]*4, [None,None,None,5.], LIVE], B=2)
-    assert got[0]['advantages'][2]==0 and got[0]['advantages'][:2].abs().min()>.1
-    assert not got[0]['replayed'].any() and t.state.log_history[0]['replay/unreplaced']==1
-    assert got[1]['replayed'].tolist()==[True]*4+[False]*4
-
-def test_under_normalize_then_sum_each_function_is_looked_at():
-    up,down = Scripted([[0.,1.,0.,1.]], G),Scripted([[1.,0.,1.,0.]], G)
-    kw = dict(per_device_train_batch_size=8, max_steps=2)
-    t = T.trainer([up,down], **kw); t.train()
-    assert t.state.log_history[0]['replay/dead']==2                     # the sums are all 1
-    t = T.trainer([up,Scripted([DEAD], G)], multi_objective_aggregation='normalize_then_sum', **kw); t.train()
-    assert t.state.log_history[0]['replay/dead']==0
-    t = T.trainer([Scripted([[.1]*4], G),Scripted([[.7]*4], G)],
-        multi_objective_aggregation='normalize_then_sum', **kw)
-    t.train()
-    assert t.state.log_history[0]['replay/dead']==2
-    t = T.trainer([up,Scripted([DEAD], G)], reward_weights=[0.,1.], **kw); t.train()
-    assert t.state.log_history[0]['replay/dead']==2                     # what varies has no weight
-
 def extras(t, make):
     "Let TRL's hook return more keys, as its vLLM, tool and vision paths do."
     old = GRPOTrainer._generate_and_score_completions
@@ -179,16 +138,6 @@ def test_every_key_of_the_sampler_moves_with_its_group(monkeypatch):
     assert ((new['importance_sampling_ratio'][b][off] == 1).all() and (new['tool_mask'][b][off] == 1).all()
             and (new['old_per_token_logps'][b][off] == 0).all())
     assert new['num_items_in_batch']==(new['completion_mask']*new['tool_mask']).sum()
-
-def test_sequence_ratios_stay_one_a_row(monkeypatch):
-    def more(b):
-        b['old_per_token_logps'] = -torch.rand(b['completion_ids'].shape)*b['completion_mask']
-        b['importance_sampling_ratio'] = torch.rand(len(b['advantages']), 1)
-        return b
-    monkeypatch.setattr(GRPOTrainer, '_generate_and_score_completions', extras(None, more))
-    for C in (1, 6):   # a width of 1 must not be taken for a token
-        _,got = run([LIVE,DEAD], B=1, vllm_importance_sampling_mode='sequence_mask', max_completion_length=C)
-        assert torch.equal(got[1]['importance_sampling_ratio'], got[0]['importance_sampling_ratio'])
 
 def test_images_move_with_their_group():
     B,n = 8,[1]*8
@@ -373,78 +322,6 @@ def test_where_trl_computes_old_logps_they_are_stored_and_come_back(opts):
             ].tolist()
         } <= known
 
-
-def test_the_loss_of_a_replayed_group_is_clipped_by_its_own_ratio():
-    "By hand: the loss of a batch with replayed rows, from what the hook saw."
-    seen = []
-    t,_ = run(PLAN, steps=4, learning_rate=3e-2, trace=lambda t: seen.append(trained_logps(t)))
-    for o,h in zip(seen[0], t.state.log_history):
-        m,A = o['completion_mask'].bool(),o['advantages'][:,None]
-        old = o.get('old_per_token_logps', o['logps'])
-        r = (o['logps']-old).exp()
-        want = -(torch.min(r*A, r.clamp(.8, 1.2)*A)*m).sum()/o['num_items_in_batch']
-        assert abs(want.item()-h['loss'])<1e-5
-    assert any(h.get('replay/clip_frac', 0)>0 for h in t.state.log_history)
-
-def test_the_denominator_counts_the_tokens_trained_on():
-    _,got = run(PLAN, steps=4)
-    for b in got: assert b['num_items_in_batch']==b['completion_mask'].sum()
-
-def by_hand(o, epsilon=.2):
-    "Ratio, clip and effective sample size of the replayed rows of one batch, with loops."
-    ratios,held,answers = [],0,[]
-    for i in o['replayed'].nonzero()[:,0].tolist():
-        x = (o['logps'][i]-o['old_per_token_logps'][i])[o['completion_mask'][i].bool()].double()
-        answers.append(x.sum().exp().item())
-        for r in x.exp().tolist():
-            ratios.append(r)
-            held += r<1-epsilon and o['advantages'][i]<0 or r>1+epsilon and o['advantages'][i]>0
-    def ess(w): return sum(w)**2/(len(w)*sum(o*o for o in w))
-    return dict(ratio_mean=sum(ratios)/len(ratios), ratio_max=max(ratios), clip_frac=float(held)/len(ratios),
-        ess_tokens=ess(ratios), ess_answers=ess(answers))
-
-def test_ratio_metrics_are_those_of_replayed_tokens():
-    seen = []
-    t,_ = run(PLAN, steps=4, learning_rate=3e-2, trace=lambda t: seen.append(trained_logps(t)))
-    n = 0
-    for o,h in zip(seen[0], t.state.log_history):
-        if not o['replayed'].any(): assert 'replay/ratio_mean' not in h; continue
-        n += 1
-        for k,v in by_hand(o).items(): assert abs(h[f'replay/{k}']-v)<1e-5, k
-    assert n==3
-
-def test_over_a_logging_window_the_largest_ratio_is_a_maximum_and_the_rest_are_of_all_tokens():
-    one,seen = run(PLAN, steps=4, learning_rate=3e-2)[0],[]
-    two,_ = run(PLAN, steps=4, learning_rate=3e-2, logging_steps=4,
-        trace=lambda t: seen.append(trained_logps(t)))
-    h,rows = two.state.log_history[0],[o for o in one.state.log_history if 'replay/ratio_max' in o]
-    assert abs(h['replay/ratio_max']-max(o['replay/ratio_max'] for o in rows))<1e-6
-    n = [int(o['completion_mask'][o['replayed']].sum()) for o in seen[0] if o['replayed'].any()]
-    for k in ('ratio_mean','clip_frac'):
-        assert abs(h[f'replay/{k}']-sum(a*o[f'replay/{k}'] for a,o in zip(n, rows))/sum(n))<1e-5
-
-@pytest.mark.parametrize('loss,level,held', [('cispo','token',False), ('vespo','token',False),
-    ('dapo','sequence',True), ('dapo','token',True)])
-def test_the_clip_share_is_that_of_the_loss(loss, level, held):
-    eps = dict(epsilon_high=5.) if loss=='cispo' else {}
-    t,_ = run(PLAN, steps=4, learning_rate=5e-2, loss_type=loss, importance_sampling_level=level, **eps)
-    shares = [o['replay/clip_frac'] for o in t.state.log_history if 'replay/clip_frac' in o]
-    assert (max(shares)>0)==held
-
-@pytest.mark.parametrize('scale', ['group','batch','none'])
-def test_the_deviation_is_the_groups_own_and_the_dead_are_counted_by_our_test(scale):
-    t,_ = run([[0.,1.,2.,5.],DEAD, LIVE,[.1]*4], steps=2, scale_rewards=scale)
-    h = t.state.log_history
-    assert abs(h[0]['reward_std']-torch.tensor([0.,1.,2.,5.]).std().item()/2)<1e-6
-    assert abs(h[1]['reward_std']-torch.tensor(LIVE).std().item()/2)<1e-6
-    assert [o['frac_reward_zero_std'] for o in h[:2]]==[.5]*2==[o['replay/dead']/2 for o in h[:2]]
-
-def test_a_group_in_which_two_rewards_are_none_has_the_score_of_the_other_trainer():
-    from grpo_nb.parts.groups import group_scores
-    t,got = run([[0.,None,1.,None]], B=1, steps=1)
-    r = torch.tensor([[0.,math.nan,1.,math.nan]])
-    assert abs(stored(t)[0].score-group_scores(got[0]['advantages'].view(1, G), r).item())<1e-6
-
 # -- options of its own ---------------------------------------------------------------------------
 def test_the_settings_of_the_buffer_and_the_tolerance_are_those_that_it_has():
     "What each of them does is tested where the buffer is"
@@ -471,10 +348,6 @@ def test_groups_of_the_same_prompt_can_come_first(first):
         replay_same_prompt_first=first, trace=trace)
     assert len(own)==7 and all(own)==first
 
-def test_same_prompt_first_is_refused_where_processes_share_a_buffer():
-    c = T.config(replay_same_prompt_first=True, replay_scope='sharded')
-    with pytest.raises(ValueError, match="replay_same_prompt_first.*replay_scope='local'"): T.trainer(args=c)
-
 @pytest.mark.parametrize('drop', [False,True])
 def test_the_pull_of_kl_on_dead_groups_can_be_stopped(drop):
     def nudge(t):
@@ -483,11 +356,6 @@ def test_the_pull_of_kl_on_dead_groups_can_be_stopped(drop):
     t,_ = run([DEAD], B=1, steps=1, beta=.5, replay_no_kl_on_dead=drop, trace=nudge)
     h = t.state.log_history[0]
     assert (h['grad_norm']==0)==drop and (h['kl']==0)==drop
-
-def test_masked_groups_leave_the_denominator():
-    _,got = run([LIVE,DEAD], B=2, steps=1, replay_unreplaced='mask')
-    b = got[0]
-    assert b['num_items_in_batch']==b['completion_mask'][:G].sum() and not b['completion_mask'][G:].any()
 
 def test_the_config_reads_from_a_command_line_and_documents_itself():
     from transformers import HfArgumentParser
@@ -507,30 +375,6 @@ def test_the_config_reads_from_a_command_line_and_documents_itself():
         'record_tokens','scale_lr_by_alive'}
     assert [k for k in own if f'`{k}`' not in GRPOWithReplayBufferConfig.__doc__]==[]
     assert T.config().replay_buffer_size==64
-
-# -- what is logged -------------------------------------------------------------------------------
-def test_metrics_say_what_was_done():
-    t,_ = run(PLAN, steps=4)
-    h = t.state.log_history
-    assert [o['replay/dead'] for o in h[:4]]==[0,1,1,2] and [o['replay/replaced'] for o in h[:4]]==[0,1,1,
-        2] and [o['replay/unreplaced'] for o in h[:4]]==[0]*4
-    assert [o['replay/buffer_size'] for o in h[:4]]==[2,3,4,4] and [o['replay/live_before']
-        for o in h[:4]]==[1,.5,.5,0] and [o['replay/live_after'] for o in h[:4]]==[1]*4
-    assert (h[1]['replay/age_mean']==h[1]['replay/age_max']==h[1]['replay/uses_mean']==1
-        and abs(h[3]['replay/fill']-4/64)<1e-6)
-
-def test_the_table_of_completions_shows_what_is_trained_on():
-    tok = T.tokenizer()
-    t,got = run([LIVE,LIVE,LIVE,DEAD], log_completions=True, num_completions_to_print=0)
-    L,b = t._logs,got[-1]
-    assert list(L['extra']['replayed'])==b['replayed'].tolist()==[False]*4+[True]*4
-    assert list(L['completion'])==[tok.decode(i[m.bool()], skip_special_tokens=True)
-        for i,m in zip(b['completion_ids'], b['completion_mask'])]
-    assert list(L['prompt'])==[tok.decode(i[m.bool()]) for i,m in zip(b['prompt_ids'], b['prompt_mask'])]
-    assert list(L['advantages'])==b['advantages'].tolist() and list(L['rewards']['scripted'])==LIVE*2
-    import pandas as pd
-    df = pd.read_parquet(sorted(Path(t.args.output_dir, 'completions').glob('*.parquet'))[-1])
-    assert df.replayed.tolist()==[False]*4+[True]*4
 
 def test_the_model_card_names_package_and_settings():
     t,_ = run([LIVE], save_strategy='steps', save_steps=2, replay_buffer_size=9)
@@ -569,16 +413,6 @@ def example(seed, steps=40, **kw):
     before,got = T.weights(t),T.spy(t)
     t.train()
     return t,got,before
-
-@pytest.mark.parametrize('scale', ['group','batch'])
-def test_the_documented_example_runs_and_every_replaced_group_has_live_advantages(scale):
-    t,got,before = example(0, scale_rewards=scale)
-    assert len(got)==40
-    n = [b for b in got if b['replayed'].any()]
-    assert len(n)>2
-    assert [b for b in n if not ((b['advantages'].abs()>1e-4).sum()>=3 and b['replayed'].all())]==[]
-    after = T.weights(t)
-    assert [k for k in before if torch.equal(before[k], after[k])]==[]
 
 # -- the trainer as a maintainer reads it -----------------------------------------------------------
 def test_a_registered_priority_decides_what_is_drawn():
@@ -637,4 +471,3 @@ def test_a_callback_reads_the_same_fields_from_a_batch_of_either_trainer():
         max_completion_length=6, disable_tqdm=True)
     train(model, tok, chain_sum(20, seed=0), T.n_red, args, callbacks=[InTheCourse()], print_verdict=False)
     assert seen==[True]*4
-

@@ -37,16 +37,6 @@ def test_a_run_in_progress_or_with_little_in_it_still_has_a_page(tmp_path):
     )
     assert 'line 3 is damaged' in str(Opened(write_report(tmp_path/'d').read_text()).head['notes'])
 
-def test_a_trl_folder_alone_has_a_report(tmp_path):
-    log = [{'step': s, 'loss': 0.0, 'reward': s / 10, 'frac_reward_zero_std': 0.5, 'entropy': 0.3,
-            'epoch': 0.1} for s in range(1, 9)]
-    (tmp_path/'checkpoint-8').mkdir()
-    (tmp_path / 'checkpoint-8' / 'trainer_state.json').write_text(
-        json.dumps(dict(log_history=log + [dict(step=8, train_runtime=3.0)]))
-    )
-    o = Opened(write_report(tmp_path).read_text())
-    assert 'It learned' in o.head['verdict']['sentence'] and o.B==0
-
 COUNTED = [('grpo_nb', '600 tokens sampled'), ('trl', '600 tokens, prompts included'), (None, '600 tokens')]
 @pytest.mark.parametrize('trainer,says', COUNTED)
 def test_tokens_are_called_what_they_are(trainer, says, tmp_path):
@@ -54,11 +44,6 @@ def test_tokens_are_called_what_they_are(trainer, says, tmp_path):
     rec = Recorder(tmp_path, settings=dict(trainer=trainer) if trainer else {})
     for s in (1, 2): rec.log(dict(step=s, num_tokens=300.*s, frac_reward_zero_std=.5))
     assert says in Opened(write_report(tmp_path).read_text()).head['about']
-
-def test_a_lone_surrogate_does_not_stop_it(tmp_path):
-    rec = Recorder(tmp_path/'a')
-    rec.write_groups(1, group_rows(1, ['q\ud800'], ['x\udfff','y'], [[0., 1.]]))
-    assert write_report(tmp_path/'a').exists()
 
 # ---- several
 
@@ -124,8 +109,3 @@ def test_text_from_anywhere_is_escaped(tmp_path, many):
     evil = '<script>alert(1)</script> $x_'
     page = write_report({evil:[many[0]], 'b':[many[1]]}, tmp_path/'x').read_text()
     assert '<script' not in page and '&lt;script' in page
-
-def test_bad_calls_are_refused_in_words(tmp_path, run):
-    with pytest.raises(ValueError, match='no runs'): write_report([])
-    with pytest.raises(ValueError, match='needs its own folder'): write_report([run, run])
-    with pytest.raises(ValueError, match='no folder'): write_report(tmp_path/'none')

@@ -3,9 +3,8 @@ import json, math
 import numpy as np, pandas as pd, pytest
 from grpo_nb.see.readers import diagnose
 from grpo_nb.inspector import inspector_html
-from grpo_nb.run.record import Recorder, group_rows
 from grpo_nb.see.readers import (
-    filter_note, find_columns, rows_to_groups, open_run, canonical_metric)
+    find_columns, rows_to_groups, open_run)
 from made_histories import trackio
 from view_pages import Opened
 
@@ -96,34 +95,9 @@ def test_columns_of_the_wrong_type_and_hostile_text_are_shown(tmp_path):
     assert run.rows[0]['rewards']==[1., None, None, 0.] and run.rows[0]['completions'][2]==evil
     assert evil not in inspector_html(run)
 
-def test_their_filter_is_counted():
-    assert filter_note([dict(rewards=[1., 1.]), dict(rewards=[0., 1.])])==''
-    assert '1 of 2 dead groups' in filter_note([dict(rewards=[.1]*8), dict(rewards=[1.]*8)])
-    note = filter_note([dict(rewards=[.1]*8), dict(rewards=[1.]*8), dict(rewards=[.1]*7+[.1+1e-8])])
-    assert '2 of 3 dead groups' in note
-
-def test_our_own_folders_stay_ours(tmp_path):
-    rec = Recorder(tmp_path)
-    rec.log(dict(step=1, reward=0.5))
-    rec.write_groups(1, group_rows(1, ['q'], ['a', 'b'], [[0.0, 1.0]]))
-    assert open_run(tmp_path).rows[0]['prompt']=='q' and open_run(tmp_path).notes==[]
-
 # ---- logs
 
 CUT = [dict(step=i, reward=0., frac=1., clipped=1.) for i in range(12)]
-
-def test_verls_metrics(tmp_path):
-    lines(tmp_path / 'm.jsonl', [dict(step=o['step'],
-                                      data={'critic/rewards/mean': o['reward'],
-                                            'response_length/clip_ratio': o['clipped'], 'actor/lr': 1e-6})
-                                 for o in CUT])
-    assert diagnose(tmp_path/'m.jsonl').names==['all-truncated']
-
-def test_a_csv_of_wandb(tmp_path):
-    pd.DataFrame(
-        {'Step': range(12), 'run 7 - train/reward': 0.0, 'run 7 - train/completions/clipped_ratio': 1.0}
-    ).to_csv(tmp_path / 'export.csv')
-    assert diagnose(tmp_path/'export.csv').names==['all-truncated']
 
 def test_tensorboards_events(tmp_path):
     pytest.importorskip('tensorboard.summary.writer.event_file_writer')
@@ -135,22 +109,11 @@ def test_tensorboards_events(tmp_path):
     w.close()
     assert diagnose(tmp_path).names==['all-truncated']
 
-def test_trls_state_still_is(tmp_path):
-    log = [{'step':o['step']+1, 'reward':0., 'completions/clipped_ratio':1., 'loss':0.} for o in CUT]
-    (tmp_path/'trainer_state.json').write_text(json.dumps(dict(log_history=log)))
-    assert diagnose(tmp_path/'trainer_state.json').names==['all-truncated']
-
 def test_a_log_without_a_known_metric_says_what_it_found(tmp_path):
     (tmp_path/'a.csv').write_text('step,weather\n1,2\n')
     with pytest.raises(ValueError, match='no metric that we know.*weather'): open_run(tmp_path/'a.csv')
     with pytest.raises(ValueError, match='holds no record'):
         open_run((tmp_path/'empty').mkdir() or tmp_path/'empty')
-
-NAMES = [('train/kl', 'kl'), ('actor/pg_clipfrac', 'clip_ratio/region_mean'), ('eval_reward', 'eval_reward'),
-    ('val/test_score/gsm8k', 'eval/test_score/gsm8k'), ('response_length/mean', 'completions/mean_length'),
-    ('rewards/right/mean', 'rewards/right/mean')]
-@pytest.mark.parametrize('theirs,ours', NAMES)
-def test_names(theirs, ours): assert canonical_metric(theirs)==ours
 
 # ---- trackio and OpenRLHF, as their documentation says they write
 
@@ -187,14 +150,6 @@ def events(folder, rows):
     SummaryWriter = pytest.importorskip('torch.utils.tensorboard').SummaryWriter
     with SummaryWriter(str(folder)) as w:
         for step,reward in rows: w.add_scalar('train/reward', reward, step)
-
-def test_of_several_event_logs_the_last_folder_is_read(tmp_path):
-    for day,reward in (('nov01', .1), ('nov02', .2), ('nov03', .7)):
-        events(tmp_path/'logs'/day, [(1, reward), (2, reward+.1)])
-    run = open_run(tmp_path)
-    assert run.history['reward'].tolist()==pytest.approx([.7, .8])
-    assert run.notes[0].startswith('3 event files: nov01 (steps 1 to 2), nov02') and sum(
-        'begin again at 1' in o for o in run.notes)==2
 
 def test_a_resumed_run_of_two_event_files_says_what_the_second_says(tmp_path):
     events(tmp_path, [(1, .1), (2, .2), (3, .3)])
@@ -316,21 +271,6 @@ def test_groups_of_different_sizes_stay_whole_and_are_noted(tmp_path):
     assert run.notes[0].startswith('2 of 4 groups do not have the 4 answers of most')
 
 # ---- single rewards, and tables without a total
-
-def judged_rows(**more):
-    rng = np.random.default_rng(0)
-    rows = []
-    for s,p,i in ((s, p, i) for s in range(8) for p in range(4) for i in range(G)):
-        right,form = float(rng.random()<.4),float(rng.random()<.6)
-        about = dict(input=asked(s, p), output=f'answer {i}', step=s, group_id=f'{s}-{p}')
-        rows.append(about|dict(right=right, form=form)|{k:f(rng, right, form) for k,f in more.items()})
-    return rows
-
-def test_a_part_is_found_by_its_name_as_well(tmp_path):
-    named = {'rewards/brevity':lambda rng, *_: float(rng.random()), 'rewards/style':lambda *_: None,
-        'reward_std':lambda *_: .3, 'mean_reward':lambda *_: .5}
-    lines(tmp_path/'r.jsonl', judged_rows(score=lambda rng, right, form: 2*right-1, **named))
-    assert list(open_run(tmp_path/'r.jsonl').rows[0]['rewards_by_func'])==['rewards/brevity']
 
 def trl_folder(d, **columns):
     "An output folder of TRL with two tables of completions; the second group of each is dead"

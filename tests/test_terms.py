@@ -177,12 +177,6 @@ def test_answers_of_which_not_every_token_has_a_log_prob_get_no_terms():
         return 'terms' in add_token_terms(run).rows[0]
     assert terms([[-1., -2., -3.], [-4.]]) and not terms([[-1., -3.], [-4.]])   # a tool wrote 'b'
 
-def test_only_so_many_groups_are_gone_through():
-    rows = [dict(step=s, group=g, prompt='q', completions=['a','b'], rewards=[0., 1.], replacement=None)
-        for s in range(10) for g in range(4)]
-    run = add_token_terms(LoggedRun(None, {}, None, rows, {}), most=12)
-    assert [s for s,g in run.by_step.items() if 'terms' in g[0]]==[1, 5, 9]
-
 # ---- on TRL's trainer
 
 TRL = [dict(loss_type='dapo', beta=.05), dict(loss_type='grpo', gradient_accumulation_steps=2, beta=.05),

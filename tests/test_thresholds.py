@@ -337,11 +337,6 @@ def test_each_threshold_from_both_sides(case):
     changed = [[said(case, f, r, **{name:v}) for r in runs]!=told for v in others]
     assert all(changed) if isinstance(was, int) else any(changed), 'another threshold decides here'
 
-def test_no_threshold_is_left_out():
-    known = set(ALL)
-    assert {(k, p) for k in RULES for p in limits(k)}<=known
-    assert {(f, p) for f in {f for f,_ in HELPERS} for p in limits(f)}<=known
-
 def test_what_was_replayed_does_not_count_as_freshly_clipped():
     "Stored tokens that no clip holds once counted as fresh ones: 71 % of them where it was none."
     cols = dict(reward=.5, clip_ratio__region_mean=.32, replay__clip_frac=0., replay__dead=3.,

@@ -2,7 +2,6 @@
 on batches that a trainer trains on, where the reference's tests hand squares to its inner methods."""
 
 import csv, os, subprocess
-from pathlib import Path
 import pytest, torch
 from datasets import Dataset, DatasetDict
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer, ReplayBuffer
@@ -73,21 +72,6 @@ NEW = [([13,14], [[15,16,1],[17,18,1]]),([13,15], [[16,15,1],[18,17,1]])]
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch): monkeypatch.setenv('TRL_EXPERIMENTAL_SILENCE', '1')
 
-def test_without_contrast_every_group_is_replaced_and_nothing_is_stored():
-    _,got,sizes = two_batches(NEW, [DEAD,DEAD])
-    assert sizes==[2,2] and sorted(groups(got[1]))==sorted(FIRST)
-    assert (got[1]['advantages'].view(-1, G).abs()>.1).all()
-
-def test_with_contrast_every_group_is_stored_and_nothing_is_replaced():
-    _,got,sizes = two_batches(NEW, [LIVE,ALSO])
-    assert sizes==[2,4] and groups(got[1])==NEW
-
-@pytest.mark.parametrize('dead', [0,1])
-def test_in_a_mixed_batch_one_group_is_replaced_and_the_other_stored(dead):
-    _,got,sizes = two_batches(NEW, [DEAD,LIVE] if dead==0 else [LIVE,DEAD])
-    now = groups(got[1])
-    assert sizes==[2,3] and now[dead] in FIRST and now[1-dead]==NEW[1-dead]
-
 def test_a_shorter_group_takes_the_width_of_the_batch_and_is_padded_outside():
     t,got,sizes = two_batches([([13], LONG),([13,14,15], LONG)], [DEAD,LIVE])
     b = got[1]
@@ -115,19 +99,6 @@ def test_evaluation_sets_are_taken_in_every_form(kind, scale):
     if kind=='none': assert t.eval_dataset is None
     elif kind=='dataset': assert t.eval_dataset is ev
     else: assert set(t.eval_dataset)=={'a','b'}
-
-def test_a_trainer_without_settings_takes_our_defaults(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv('ACCELERATE_USE_CPU', 'true')
-    import trl.trainer.base_config as C
-    post = C._BaseConfig.__post_init__
-    def on_cpu(self):
-        self.use_cpu = True
-        post(self)
-    monkeypatch.setattr(C._BaseConfig, '__post_init__', on_cpu)
-    t = GRPOWithReplayBufferTrainer(model=T.folder(), reward_funcs=T.n_red, train_dataset=T.data(),
-        processing_class=T.tokenizer())
-    assert t.args.replay_buffer_size==64 and t.args.replay_active
 
 # -- the table of completions -----------------------------------------------------------------------
 @pytest.mark.parametrize('parts,scope', [(False,'local'),(False,'sharded'),(True,'local')])
@@ -192,10 +163,6 @@ def test_a_resume_with_another_layout_says_which_setting_differs(saved, name, kw
     t = T.trainer(max_steps=4, output_dir=str(saved/name), **kw)
     with pytest.raises(ValueError, match=said): t.train(resume_from_checkpoint=True)
 
-def test_a_resume_from_nowhere_says_so():
-    with pytest.raises(ValueError, match='no such folder'):
-        T.trainer().train(resume_from_checkpoint='no/such/folder')
-
 @pytest.mark.parametrize('none', [{}, dict(reward_funcs=None), dict(reward_funcs=[])], ids=str)
 def test_a_trainer_without_any_reward_is_told_so_by_trl(none):
     with pytest.raises(ValueError, match='reward'):
@@ -210,13 +177,6 @@ def test_rows_without_a_prompt_are_described_where_environments_write_the_prompt
     assert of(T.data(3))==dict(n_prompts=3, prompt_format='text') and of(T.data(3,
         chat=True))==dict(n_prompts=3, prompt_format='conversational')
     assert of(None)==dict(n_prompts=None, prompt_format=None)
-
-# -- what the page for those who come from TRL says -------------------------------------------------
-PAGE = Path(__file__).parent.parent/'nbs/practise/migrate.qmd'
-
-def test_an_empty_buffer_gives_an_empty_list():
-    assert stored([]).sample(3)==[]
-    assert '`ReplayBuffer.sample` of an empty buffer was None | `[]`' in PAGE.read_text()
 
 def test_a_slice_of_rows_of_the_batch_comes_without_padding():
     left,right = torch.tensor([[0,1],[1,1]]),torch.tensor([[1,1,0],[1,0,0]])

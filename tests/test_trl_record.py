@@ -1,7 +1,7 @@
 """The run folder that the TRL trainer leaves, read by inspector, report, doctor and batch calculator:
 on runs that train."""
 
-import functools, time, shutil, subprocess, sys
+import time, shutil, subprocess, sys
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +15,6 @@ from grpo_nb.parts.batch_plan import batch_plan
 from grpo_nb.inspector import inspector_html
 from grpo_nb.run.record import GROUP_FIELDS, RATIO_EDGES, Recorder, lock_folder
 from grpo_nb.run.reading import read_run
-from grpo_nb.see.view import write_report
-from grpo_nb.see.readers import diagnose
 from grpo_nb.see.verdict import verdict
 from another import elsewhere, fork, works_elsewhere
 from view_pages import Opened
@@ -72,17 +70,6 @@ def test_what_was_sampled_is_on_record_with_its_rewards_and_advantages(trained):
         assert o['dead_reason']==('all-right' if o['dead'] else None)
         assert abs(o['score']-(want.abs().sum()*torch.tensor(o['rewards']).std()).item())<1e-4
         assert o['prompt'] in T.PROMPTS and len(o['completions'])==G and max(o['n_tokens'])<=6
-
-def test_what_is_trained_on_is_on_record(trained):
-    t,got,_,r = trained
-    for step,b in enumerate(got, 1):
-        for g,o in enumerate(r.by_step[step]):
-            assert o['advantages']==[pytest.approx(a) for a in b['advantages'][g*G:g*G+G].tolist()]
-            assert (o['outcome']=='replaced')==b['replayed'][g*G].item()==(o['replacement'] is not None)
-            if o['replacement']:
-                assert o['replacement']['completions']==texts(b,
-                    g) and o['replacement']['advantages']==o['advantages']
-            else: assert o['completions']==texts(b, g) and o['outcome']=='trained'
 
 def test_a_newcomer_is_the_row_where_it_was_born(trained):
     _,_,_,r = trained
@@ -218,20 +205,6 @@ def test_a_measure_of_weight_0_judges_no_answer(how):
         assert o['reward']==.5
     assert list(both._logs['rewards']['measured'])==[0.,.25,.5,.75]*2
 
-def test_rewards_of_one_name_have_a_column_each():
-    def says(completions, word, **kw): return [float(word in c.split()) for c in completions]
-    pair = [functools.partial(says, word=o) for o in ('red','cat')]
-    t = T.trainer(pair, per_device_train_batch_size=16, max_steps=1, max_completion_length=12)
-    t.train()
-    r = read_run(t.args.output_dir)
-    for o in r.rows:
-        assert list(o['rewards_by_func'])==['says','says_2']
-        words = [c.split() for c in o['completions']]
-        for name,word in (('says','red'), ('says_2','cat')):
-            assert o['rewards_by_func'][name]==[float(word in w) for w in words]
-    assert any(o['rewards_by_func']['says']!=o['rewards_by_func']['says_2'] for o in r.rows)
-    assert {'rewards/says/mean','rewards/says_2/mean'}<=set(t.state.log_history[0])
-
 @pytest.mark.parametrize('kw', [dict(), dict(replay_stored_per_fresh=1)])
 def test_what_rewards_log_is_in_history_and_record(kw):
     plan = Scripted([LIVE, DEAD]*3, G)
@@ -284,18 +257,6 @@ def test_the_verdict_at_the_end_is_kept_and_is_that_of_what_was_logged(trained):
     logged = [o for o in t.state.log_history if 'loss' in o]
     assert asdict(t.record.verdict)==r.summary['verdict']==asdict(verdict(logged, groups=r.rows,
         settings=r.settings))
-
-def test_history_is_what_trl_logged(trained):
-    t,_,_,r = trained
-    assert len(r.history)==4
-    h = r.history.set_index('step')
-    for o in t.state.log_history:
-        for k,v in o.items(): assert k=='step' or h[k][o['step']]==pytest.approx(v, rel=1e-6), k
-
-def test_evaluation_is_in_the_history_and_not_among_the_groups():
-    _,_,_,r = run([LIVE]*99, steps=2, eval_strategy='steps', eval_steps=1, eval_dataset=T.data(4),
-        per_device_eval_batch_size=4)
-    assert r.history['eval_reward'].notna().all() and len(r.rows)==4
 
 def test_sampling_rewards_and_log_probs_are_timed(monkeypatch):
     def slow(completions, **kw):
@@ -415,54 +376,6 @@ def test_the_inspector_opens_it(resumed):
     assert o.texts(s)[row['group']]['ratio_hist']==row['ratio_hist'] and o.head['versions'][0]['size']==64
     assert not (o.by(1)>=0).any()   # what if without replay
 
-def test_report_and_doctor_open_it(resumed):
-    page = write_report(resumed).read_text()
-    o = Opened(page)
-    assert ('10 steps' in o.head['about'] and 'strategy replay' in o.head['about']
-        and o.head['steps']==list(range(1, 11)))
-    tables = dict(o.head['tables'])
-    assert dict(tables['Settings'])['num_generations']==4 and dict(tables['Versions'])['trl']
-    assert any('age of replayed' in c['label'] for c in o.head['curves']) and str(resumed) not in page
-    f = diagnose(resumed)
-    assert 'no-chat-template' in f.names          # this run does ask a chat model with bare text
-    assert 'prompts are text' in str(f)
-
-def test_the_commands_open_it(resumed, capsys):
-    from grpo_nb.cli import main
-    main(['report', str(resumed)]); main(['inspect', str(resumed)]); main(['diagnose', str(resumed)])
-    out = capsys.readouterr().out
-    assert 'report.html' in out and 'no-chat-template' in out and (resumed/'inspector.html').exists()
-
-def test_half_a_letter_in_completions_is_recorded_and_read_by_all(tmp_path, capsys):
-    "A lone surrogate, as a decoder leaves it that cuts a letter in two: no file holds it as it is"
-    from grpo_nb.cli import main
-    t = T.trainer(Scripted(PLAN, G), per_device_train_batch_size=2*G, max_steps=4, learning_rate=3e-2,
-        output_dir=str(tmp_path))
-    decode = t.processing_class.batch_decode
-    t.processing_class.batch_decode = lambda *a, **kw: [f'{o}\ud83d' for o in decode(*a, **kw)]
-    t.train()
-    r = read_run(tmp_path)
-    born = {o['id']:o['completions'] for o in r.rows}
-    came = [o['replacement'] for o in r.rows if o['replacement']]
-    assert len(r.rows)==8 and not r.notes
-    assert all(c.endswith('\ud83d') for o in r.rows for c in o['completions'])
-    assert came and all(o['completions']==born[o['id']] for o in came)
-    for page in (write_report(tmp_path).read_text(encoding='utf-8'), inspector_html(r)):
-        assert [x['completions'] for x in Opened(page).texts(0)]==[x['completions'] for x in r.by_step[1]]
-    assert diagnose(tmp_path).names==diagnose(r).names
-    for command in ('report', 'inspect', 'diagnose'): main([command, str(tmp_path)])
-    assert 'inspector.html' in capsys.readouterr().out
-
-def test_runs_of_both_arms_are_compared_by_what_differs(tmp_path):
-    from grpo_nb.see.view import group_by_settings
-    for size in (0,64):
-        for seed in (0,1):
-            run([LIVE], steps=2, output_dir=str(tmp_path/f'{size}-{seed}'), replay_buffer_size=size,
-                seed=seed)
-    a = group_by_settings([read_run(o) for o in sorted(tmp_path.iterdir())])
-    assert sorted(map(len, a.values()))==[2,2] and {o.split(',')[0] for o in a}=={'plain GRPO','replay'}, [*a]
-    assert write_report([str(o) for o in sorted(tmp_path.iterdir())], tmp_path/'out').exists()
-
 # -- several processes ----------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.parametrize('scene', ['local','shared','straddle'])
@@ -579,11 +492,6 @@ def test_what_is_seen_while_a_run_goes_on_is_said_once(caplog, monkeypatch):
     state = SimpleNamespace(log_history=[dict(loss=0., step=1)])
     for _ in range(3): rec.on_log(None, state, None, dict(loss=0.))
     assert caplog.text.count('all dead')==1
-
-def test_a_warmup_that_is_longer_than_the_run_is_said_as_it_begins(caplog):
-    T.trainer(max_steps=1, warmup_steps=5).train()
-    assert '`warmup_steps` is 5 and `max_steps` 1: the learning rate rises' in caplog.text
-    assert 'reaches 20% of its peak' in caplog.text
 
 # -- a chat template that begins the answer --------------------------------------------------------
 def test_rewards_get_the_beginning_that_the_template_writes(monkeypatch, caplog):

@@ -169,11 +169,6 @@ def test_a_run_does_not_go_on_with_other_data_unless_it_is_told_to(name, tmp_pat
     t.train(resume_from_checkpoint=True)
     assert t.state.global_step==4 and (tmp_path/'history.jsonl').read_text().startswith(lines)
 
-def test_the_same_data_made_again_is_the_same(tmp_path):
-    make(tmp_path, 2, dataset=T.data(chat=True)).train()
-    t = make(tmp_path, 3, dataset=T.data(chat=True)); t.train(resume_from_checkpoint=True)
-    assert t.state.global_step==3
-
 def test_other_rewards_are_said_where_nothing_is_stored(tmp_path, caplog):
     make(tmp_path, 2, replay_buffer_size=0).train()
     t = T.trainer(T.n_red, args=make(tmp_path, 3, replay_buffer_size=0, reward_weights=[2.]).args)
@@ -235,13 +230,6 @@ def test_a_checkpoint_of_weights_alone_is_not_gone_on_from(tmp_path):
         with pytest.raises(ValueError, match='checkpoint-4 of an earlier run: no run can go on from it'):
             make(tmp_path, 6).train(resume_from_checkpoint=resume)
 
-def test_a_stop_does_not_promise_what_weights_alone_cannot_keep(tmp_path, caplog):
-    t = make(tmp_path, 6, save_strategy='no', save_only_model=True)
-    class Send(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kw): signal.raise_signal(signal.SIGTERM)
-    t.add_callback(Send()); t.train()
-    assert 'start a new run from its weights' in caplog.text and 'resume with' not in caplog.text
-
 def test_a_checkpoint_of_plain_trl_that_lost_a_part_is_not_gone_on_from(tmp_path):
     from trl import GRPOConfig, GRPOTrainer
     T.trainer(rewards, cls=GRPOTrainer, args=T.config(GRPOConfig, output_dir=str(tmp_path), max_steps=1,
@@ -255,10 +243,6 @@ def test_a_checkpoint_of_plain_trl_that_lost_a_part_is_not_gone_on_from(tmp_path
         assert why.startswith(f'it has no {part}') and ', no' not in why
         assert ('save_only_model' in why)==(part!='weights')
         f.rename(tmp_path/'checkpoint-1'/name)
-
-def test_no_checkpoint_at_all_is_said(tmp_path):
-    with pytest.raises(ValueError, match='no whole checkpoint'):
-        make(tmp_path, 2).train(resume_from_checkpoint=True)
 
 POINTS = ['save_model', '_save_optimizer_and_scheduler', '_save_scaler', '_save_rng_state', 'state',
     'manifest', 'marker']

@@ -8,7 +8,7 @@ from trl_tiny import LIVE, DEAD, Scripted
 from grpo_nb.on_trl.rows import (
     TrlRows, append_blank_rows, check_columns, row_format)
 from grpo_nb.on_trl.table import CompletionsTable, is_text
-from grpo_nb.parts.groups import ReplayCounts, pack_groups
+from grpo_nb.parts.groups import pack_groups
 from trl_resumed import buffers_equal, logs, make
 from weekly import most_weekly
 
@@ -97,21 +97,6 @@ def test_the_loss_is_that_of_a_batch_that_was_wholly_sampled_and_no_forward_is_a
     for b,o in zip(got[1:], h[1:]):
         assert b['replayed'].any() and math.isfinite(o['loss']) and o['replay/ratio_max']!=1
 
-def test_dead_fresh_groups_are_replaced_as_before():
-    t,got,_,h = go(dead=(3,5), steps=4)
-    assert [groups(b) for b in got]==[[False]*3, [True]*3, [False,True,True], [True]*3]
-    assert [(o['replay/dead'], o['replay/replaced'], o.get('replay/stored', 0)) for o in h]==[(0,0,0),(1,1,2),
-        (0,0,2),(1,1,2)]
-    assert h[1]['replay/live_before']==0 and h[1]['replay/live_after']==1
-
-@pytest.mark.parametrize('scope', ['local', 'sharded'])
-def test_a_group_that_is_too_old_is_not_counted_on(scope):
-    "At most a step old: after three groups come one, of which the next batch takes one and samples two."
-    t,got,reward,_ = go(steps=6, replay_age_limit=1, replay_scope=scope)
-    assert [len(o)//G for o in reward.seen]==[3,1,2,1,2,1]
-    assert [sum(groups(b)) for b in got]==[0,2,1,2,1,2]
-    assert all(b['completion_mask'].any(1).all() for b in got)
-
 @pytest.mark.parametrize('scope', ['local', 'sharded'])
 def test_only_what_the_buffer_keeps_has_a_number_on_record(scope):
     "Of three living groups the best of two stay; each number on record is that of a stored group, once."
@@ -121,14 +106,6 @@ def test_only_what_the_buffer_keeps_has_a_number_on_record(scope):
     kept = [[o['id'] for o in rows if o['step']==s and o['id'] is not None] for s in (1, 2, 3)]
     assert [len(o) for o in kept]==[2, 2, 2] and len({i for o in kept for i in o})==6
     assert sorted(kept[-1])==sorted(e.id for e in t.replay_buffer) and h[-1]['replay/buffer_size']==2
-
-def test_a_place_without_a_prompt_of_its_own_takes_any_group():
-    "`replay_same_prompt_first` is for dead groups: where none is dead it changes nothing."
-    def run(first):
-        _,got,reward,_ = go(steps=10, dataset=T.data(4), replay_same_prompt_first=first)
-        return [b['completion_ids'].tolist() for b in got],reward.asked
-    (a,prompts),(b,_) = run(False),run(True)
-    assert a==b and len(set(prompts))==4
 
 @pytest.mark.parametrize('shuffle', most_weekly([True, False]))
 def test_no_prompt_is_lost_and_the_order_is_that_of_trl(shuffle):
@@ -250,15 +227,6 @@ def test_it_resumes_to_the_bit(name, tmp_path):
 
 # ---- pieces of a batch, by hand
 
-def test_counts_of_two_processes_are_put_together():
-    a = ReplayCounts(fresh=4, dead=3, replaced=1, unreplaced=2, live=4, trained=6, unique_prompts=3,
-        stored=2, drawn=3, ages=9, uses=5, oldest=6)
-    b = ReplayCounts(fresh=4, dead=1, replaced=1, unreplaced=0, live=5, trained=6, unique_prompts=5,
-        stored=1, drawn=2, ages=6, uses=3, oldest=4)
-    got = (a+b).metrics()
-    assert got==pytest.approx(dict(dead=4, replaced=2, unreplaced=2, stored=3, live_before=.5,
-        live_after=1-3/12, age_mean=15/5, age_max=6, uses_mean=8/5, unique_prompts=8))
-
 def test_a_prompt_keeps_its_key_however_wide_the_batch_is():
     def of(*rows):
         ids = torch.tensor(rows)
@@ -305,12 +273,6 @@ def test_what_rewards_logged_of_a_row_goes_with_it_where_another_comes_in():
         assert t.logs['extra']['note']==note and t.logs['extra']['replayed']==[True, False, True]
         assert t.logs['prompt']==['new','p1','late'] and t.logs['completion']==['done','c1','end']
         assert t.logs['advantages']==[.5, 1., -.5] and t.logs['rewards']['f']==[2., 1., 3.]
-
-@pytest.mark.parametrize('kw,says', [(dict(B=4), 'needs a multiple of 3 groups, 12 rows'),
-    (dict(replay_buffer_size=0), 'replay_buffer_size` above 0'), (dict(k=-1), '0 or more'),
-    (dict(k=1.5), 'whole number')])
-def test_what_cannot_be_is_refused(kw, says):
-    with pytest.raises(ValueError, match=says): go(**kw)
 
 def test_values_that_are_equal_but_of_different_types_are_all_stored():
     ones = torch.ones(4, 2, dtype=torch.int64)

@@ -58,17 +58,6 @@ def test_of_two_runs_in_one_file_one_is_read_and_the_other_named(name, tmp_path)
     assert run.history['reward'].dropna().tolist()==pytest.approx(rewards)
     assert any(note in o for o in run.notes) and len(run.notes)==1, run.notes
 
-def test_what_a_resumed_run_rolled_back_is_gone(tmp_path):
-    (tmp_path/'t.jsonl').write_text(lines([o|dict(kl=1.) for o in LONG]+GO_ON))
-    assert open_run(tmp_path/'t.jsonl').history['kl'].notna().sum()==30
-
-def test_a_log_of_one_run_has_no_note(tmp_path):
-    files = {'t.csv':csv(LONG), 't.jsonl':lines(LONG), 't.log':bars(LONG, 40), 'u.csv':wide(LONG, [])}
-    for file,text in files.items():
-        (tmp_path/file).write_text(text)
-        run = open_run(tmp_path/file)
-        assert len(run.history)==40 and run.notes==[]
-
 def test_other_files_of_a_folder_are_named(tmp_path):
     (tmp_path/'a.csv').write_text(csv(LONG))
     for name in ('b.log', 'eval.jsonl', 'deep/c.log'):
