@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from .parts.groups import Groups
 from grpo_nb.parts.sampling import (
-    Sampling, check_prompt_ids, apply_penalties, decode_rows, special_ids, filter_logits,
+    Sampling, check_prompt_ids, penalize_repetition, decode_rows, special_ids, filter_logits,
     sampling_uniforms)
 
 
@@ -32,17 +32,18 @@ def sample_inverse_cdf(
 def sample_next_token(
     logits:Tensor,            # (n, V) float32, as the model gives them
     u:Tensor,                 # (n, 1) float64, uniform in [0, 1)
-    how:Sampling=Sampling(),  # temperature, cuts, penalties
-    seen:Tensor|None=None,    # (n, 2, V) int32, what was said, from `token_counts`; for the penalties
+    how:Sampling=Sampling(),  # temperature, cuts, penalty
+    seen:Tensor|None=None,    # (n, V) bool, tokens of prompt and answer so far; for the penalty
 )->tuple:                     # (n, 1) int64 tokens, (n, 1) float32 log-probs in nats
     "Drawn tokens; their log-probs at `temperature` under the whole distribution, neither cut nor penalized."
     def scale(x): return x if how.temperature in (0, 1) else x/how.temperature
     logps = scale(logits).log_softmax(-1)
-    z = scale(logits if how.no_penalties else apply_penalties(logits, seen, *how.penalties))
+    is_plain = how.repetition_penalty==1
+    z = scale(logits if is_plain else penalize_repetition(logits, seen, how.repetition_penalty))
     if how.temperature==0: ids = z.argmax(-1, keepdim=True)
     elif how.top_k or how.top_p<1 or how.min_p:
         ids = sample_inverse_cdf(filter_logits(z, how.top_k, how.top_p, how.min_p).softmax(-1), u)
-    else: ids = sample_inverse_cdf(logps.exp() if how.no_penalties else z.softmax(-1), u)
+    else: ids = sample_inverse_cdf(logps.exp() if is_plain else z.softmax(-1), u)
     return ids,logps.gather(1, ids)
 
 # %% ../nbs/04_generation.ipynb #4fc4bc20
@@ -107,7 +108,7 @@ def generate(
     ends,pad_id = special_ids(model, eos_token_id, pad_token_id, prompt_ids.device)
     u = sampling_uniforms(len(prompt_ids)*G, T, generator, prompt_ids.device)   # one for each token
     draw = partial(sample_next_token, how=how)
-    ids,logps = decode_fn(model, prompt_ids, mask, u, draw, ends, pad_id, not how.no_penalties, fast)
+    ids,logps = decode_fn(model, prompt_ids, mask, u, draw, ends, pad_id, how.repetition_penalty!=1, fast)
     m = mask_through_eos(ids, ends)
     ids,logps = ids.masked_fill(~m, pad_id),logps.masked_fill(~m, 0.)   # after the end token
     ids,m,logps = (x.unflatten(0, (-1, G)) for x in (ids, m, logps))

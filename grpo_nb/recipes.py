@@ -127,7 +127,7 @@ def _load(r):
     if attn: model.set_attn_implementation(attn)
     return model,tok
 
-def _say_held_out(history, n, top):
+def _print_held_out(history, n, top):
     "Print the share of right answers at each evaluation, with Wilson's interval: problems are independent."
     for row in history:
         for k in [k for k in top if f'eval_rewards/{k}/mean' in row]:
@@ -173,24 +173,21 @@ def run_recipe(
     if r.resume=='no': require_empty_dir(a.output_dir, 'resume with resume=auto')
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
     if rows is None and r.rows_file: rows = list(datasets.read_file_rows(Path(r.rows_file)))
-    try: ds = load_data(rows)
-    except ValueError as e:
-        if rows is None: raise ValueError(f'{e}; on the command line `--rows_file FILE`') from e
-        raise
+    ds = load_data(rows)
     model,tok = _load(r)
     lora = dict(use_peft=r.use_peft or r.load_in_4bit or r.load_in_8bit)   # a field of TRL's
     adapter = get_peft_config(replace(r, **lora))
-    train,held = prepare_rows(ds, r, tok)
-    if held is not None:   # measured before the first step, halfway and at the end, one answer per problem
+    train,held_out = prepare_rows(ds, r, tok)
+    if held_out is not None:   # measured at the beginning, halfway and at the end, one answer per problem
         a.eval_strategy,a.eval_steps,a.eval_on_start,a.num_generations_eval = 'steps',.5,True,1
     trainer = GRPOWithReplayBufferTrainer(model=model, reward_funcs=reward_funcs, args=a, train_dataset=train,
-        eval_dataset=held, processing_class=tok, peft_config=adapter)
+        eval_dataset=held_out, processing_class=tok, peft_config=adapter)
     trainer.record.announce = print
     trainer.train(resume_from_checkpoint=_RESUME[r.resume])
     if trainer.stopped_by:   # saved; a launcher takes every code but 0 for a failure, and ends the others
         if not {'LOCAL_RANK','ACCELERATE_USE_CPU'} & {*os.environ}: check_stop(measures=True)
         return trainer
-    if held is not None: _say_held_out(trainer.state.log_history, len(held), top or {})
+    if held_out is not None: _print_held_out(trainer.state.log_history, len(held_out), top or {})
     trainer.save_model()
     if trainer.is_world_process_zero(): _pages(a.output_dir)
     return trainer
@@ -252,8 +249,8 @@ def train_trl(
             launch(launcher, run)   # every process comes here again, without these words
             return None
     if recipe:
-        kind,system,made,top,own = RECIPES[recipe]
-        r,a = recipe_options(kind, argv, settings, output_dir=f'runs/{recipe}', **own)
+        kind,system,made,top,usual = RECIPES[recipe]
+        r,a = recipe_options(kind, argv, settings, output_dir=f'runs/{recipe}', **usual)
         def load_hub(rows): return datasets.hub_problems(recipe, rows, system=system)
         return run_recipe(r, a, load_hub, made(r), rows, top(r))
     r,a = recipe_options(TrlArguments, argv, settings, {}, output_dir='runs/trl')   # TRL's defaults

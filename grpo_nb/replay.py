@@ -17,8 +17,8 @@ from fastcore.basics import patch
 from torch import Tensor
 from .parts.groups import StoredGroup, Groups, group_scores, pack_groups, insert_stored
 from .parts.registry import PRIORITIES, STRATEGIES, register, resolve
-from .parts.storage import (
-    GroupStorage, check_draw, check_replay_settings, check_scores, check_share, check_weights, own_memory)
+from .parts.storage import GroupStorage, check_scores, check_weights, own_memory
+from .parts.validate import is_int, require
 from .variants.strategy import DeadGroupStrategy, ProcessedBatch, prompt_indices
 
 # %% ../nbs/11_replay.ipynb #6cba4072
@@ -160,7 +160,7 @@ def sample_entries(self:ReplayBuffer,
     keys:list|None=None, # n prompt keys: the i-th draw prefers groups of the i-th prompt
 )->list:   # up to `n` of `StoredGroup`; fewer only where nothing is left that weighs more than 0
     "Draw in proportion to the weights: without replacement, or with it when `n` is more than there are."
-    check_draw(n, keys)
+    if keys is not None and len(keys)!=n: raise ValueError(f'{len(keys)} keys for {n} draws: give one each')
     self.evict_expired(self.now if step is None else step)
     left = [*self.entries]
     replacement = n>len(left)
@@ -207,7 +207,8 @@ class Replay(DeadGroupStrategy):
         stored_per_fresh:int=0,        # stored groups for each sampled one; the batch stays as large
         **options:Any,                 # of `ReplayBuffer`: priority, age_limit, age_decay, max_uses, seed
     ):
-        check_replay_settings(unreplaced, stored_per_fresh)
+        require('unreplaced', unreplaced, unreplaced in ('keep','mask'), "'keep' or 'mask'")
+        require('stored_per_fresh', stored_per_fresh, is_int(stored_per_fresh), 'a whole number, 0 or more')
         self.buffer = self.make_buffer(buffer_size, **options)
         self.force_ratio_one,self.unreplaced = force_ratio_one,unreplaced
         self.same_prompt_first,self.stored_per_fresh = same_prompt_first,stored_per_fresh
@@ -238,9 +239,11 @@ def num_groups_to_sample(self:Replay,
     B:int, step:int,  # as for `DeadGroupStrategy.num_groups_to_sample`
 )->int:               # 1..B
     "The fresh share of the batch, and as many more as the buffer lacks. ValueError if B can't be shared out."
-    check_share(B, self.stored_per_fresh)
+    k = self.stored_per_fresh
+    if B%(1+k):
+        raise ValueError(f'{B} groups a batch, {k} stored for each fresh one: B must be divisible by {1+k}')
     self.buffer.evict_expired(step)
-    wanted = B*self.stored_per_fresh//(1+self.stored_per_fresh)
+    wanted = B*k//(1+k)
     return B-min(wanted, len(self.buffer))
 
 # %% ../nbs/11_replay.ipynb #7be3a56d

@@ -53,8 +53,8 @@ def _answer_in(text, kind):
     if kind in ('few_shot','worked'):
         line = text.strip().split('\n')[0].strip()   # solved examples end with their line
         return line.rpartition('=')[2].strip() if kind=='worked' else line
-    said = extract_answer(text)
-    return boxed(text) if said is None else said
+    answer = extract_answer(text)
+    return boxed(text) if answer is None else answer
 
 def accuracy_reward(
     prompts:list,         # N prompts, not looked at
@@ -74,9 +74,9 @@ def accuracy_reward(
     out = []
     for i,c in enumerate(completions):
         kind = task[i] if task is not None else None
-        said = _answer_in(completion_text(c), kind)
+        given = _answer_in(completion_text(c), kind)
         e = json.loads(entry[i]) if entry is not None and entry[i] else dict(answer=answer[i])
-        s = 0. if said is None else float(get_verifier(kind)(said, e))
+        s = 0. if given is None else float(get_verifier(kind)(given, e))
         out.append(s if partial else float(s>=1))
     return out
 
@@ -122,7 +122,7 @@ def example_group(
     "The group that goes through the course: eight answers to `3 + 7 + 2 + 1 =`, with their rewards."
     expression = '3 + 7 + 2 + 1'
     ways = chain_sum_demonstrations(dict(metadata=dict(expression=expression)))
-    said = [ways[0] if i in careful else ways[1] for i in range(8)]
+    completions = [ways[0] if i in careful else ways[1] for i in range(8)]
     ask = f'State the final answer to the following arithmetic problem: {expression} ='
-    return dict(prompt=[{'role':'user', 'content':ask}], completions=said, answer='13',
-                rewards=accuracy_reward([], said, ['13']*8))
+    return dict(prompt=[{'role':'user', 'content':ask}], completions=completions, answer='13',
+                rewards=accuracy_reward([], completions, ['13']*8))

@@ -2,16 +2,15 @@
 from functools import partial
 import torch
 from grpo_nb.generation import generate
-from grpo_nb.parts.sampling import eval_mode, token_counts
+from grpo_nb.parts.sampling import eval_mode, tokens_seen
 
 @torch.no_grad()
 def one_completion(model, ids, u, ends, draw):
     "Tokens and log-probs of one completion of the prompt `ids` (1, P), a whole forward for every token."
-    toks,logps,prompt = [],[],ids
+    toks,logps = [],[]
     for t in range(len(u)):
         logits = model(input_ids=ids).logits[:,-1].float()
-        seen = token_counts(prompt, torch.ones_like(prompt).bool(), logits.shape[-1])
-        for o in toks: seen[0,1,o] += 1
+        seen = tokens_seen(ids, torch.ones_like(ids).bool(), logits.shape[-1])
         tok,lp = draw(logits, u[t].view(1, 1), seen=seen)
         ids = torch.cat([ids, tok], 1)
         toks.append(tok[0,0])

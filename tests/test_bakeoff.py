@@ -7,7 +7,8 @@ import pandas as pd, pytest, torch
 from grpo_nb.studies import study as bo
 from grpo_nb.studies.study import (
     ARMS, REGIMES, bakeoff, study_stamp, make_job, make_jobs, tuned_lr, run_job)
-from grpo_nb.parts.stats import paired_difference, holm
+from grpo_nb.parts.stats import paired_difference
+from grpo_nb.studies.claims import holm
 from grpo_nb.run.signals import Stopped
 from grpo_nb.parts.registry import ADVANTAGES, STRATEGIES, PRIORITIES
 from grpo_nb.replay import Replay

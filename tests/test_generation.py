@@ -5,7 +5,7 @@ from grpo_nb.generation import Rollouts, generate, sample_inverse_cdf, filter_lo
 from slow_loop import generate_loop
 from grpo_nb.parts.fast_path import CachedDecoder, FusedDecoder, fast_path_blocker
 from grpo_nb.parts.sampling import (
-    check_prompt_ids, eval_mode, apply_penalties, token_counts, sampling_uniforms)
+    check_prompt_ids, eval_mode, penalize_repetition, tokens_seen, sampling_uniforms)
 from transformers import (
     LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM)
 from weekly import most_weekly
@@ -52,10 +52,9 @@ def recompute(model, r, temperature=1.):
     logps = (z.float()/temperature).log_softmax(-1).gather(2, ids[:,P:,None])[...,0]
     return logps.view_as(r.old_logps)*r.completion_mask
 
-ALL_RULES = dict(temperature=1.4, top_k=12, top_p=.9, min_p=.05, repetition_penalty=.8, presence_penalty=-.4,
-                 frequency_penalty=.3)
+ALL_RULES = dict(temperature=1.4, top_k=12, top_p=.9, min_p=.05, repetition_penalty=.8)
 RULES = [dict(), dict(temperature=.7), dict(temperature=0), dict(top_k=5), dict(top_p=.8), dict(min_p=.1),
-         dict(repetition_penalty=1.5), dict(presence_penalty=2.), dict(frequency_penalty=1.5), ALL_RULES]
+         dict(repetition_penalty=1.5), ALL_RULES]
 
 @pytest.mark.parametrize('rules', [*most_weekly(RULES[:-1], 3), RULES[-1]], ids=str)
 @pytest.mark.parametrize('padded', [True, False], ids=['padded','full'])
@@ -116,15 +115,12 @@ def test_drawn_completions_follow_the_exact_enumeration():
         f = lambda x: torch.cat([x[big], x[~big].sum()[None]])
         assert chisquare(f(count.double()), f(want*6000/want.sum())).pvalue>1e-3
 
-def counted(ids, V): return torch.stack([o.bincount(minlength=V) for o in ids]).int()
-
 def test_the_repetition_penalty_is_that_of_transformers():
     from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
     z,ids = torch.randn(40, 50, generator=seeded())*3,torch.randint(0, 50, (40,9), generator=seeded(1))
-    seen = token_counts(ids[:,:4], torch.ones(40, 4).bool(), 50)  # four of the prompt, five of the answer
-    seen[:,1] = counted(ids[:,4:], 50)
+    seen = tokens_seen(ids, torch.ones(40, 9).bool(), 50)
     for pen in (.7, 1.3):
-        assert torch.equal(apply_penalties(z, seen, pen),
+        assert torch.equal(penalize_repetition(z, seen, pen),
             RepetitionPenaltyLogitsProcessor(pen)(ids, z.clone()))
 
 def slowly_cut(z, top_k=0, top_p=1., min_p=None):
@@ -150,34 +146,15 @@ def test_what_a_cut_leaves_is_what_a_slow_loop_leaves(how):
     # of four equal ones two reach a half
     assert filter_logits(torch.zeros(1, 4), top_p=.5).isfinite().sum()==2
 
-PENALTIES = [dict(presence_penalty=1.5), dict(frequency_penalty=.8), dict(frequency_penalty=-.7),
-             dict(repetition_penalty=1.4, presence_penalty=-.6, frequency_penalty=.5)]
-
-def slowly_penalized(z, prompt, answer, repetition_penalty=1., presence_penalty=0., frequency_penalty=0.):
+def slowly_penalized(z, held, penalty):
     "One row of logits, token by token, by the definition."
-    out = []
-    for v,x in enumerate(z.tolist()):
-        if v in prompt or v in answer: x = x*repetition_penalty if x<0 else x/repetition_penalty
-        x -= frequency_penalty*answer.count(v)
-        if v in answer: x -= presence_penalty
-        out.append(x)
-    return torch.tensor(out)
+    def lower(x): return x*penalty if x<0 else x/penalty
+    return torch.tensor([lower(x) if v in held else x for v,x in enumerate(z.tolist())])
 
-@pytest.mark.parametrize('rules', PENALTIES, ids=str)
-def test_presence_and_frequency_count_the_answer_and_not_the_prompt(rules):
-    z,ids = torch.randn(20, 12, generator=seeded())*3,torch.randint(0, 12, (20,9), generator=seeded(1))
-    mask = torch.arange(4)[None]>=torch.randint(0, 4, (20,1), generator=seeded(2))
-    seen = token_counts(ids[:,:4], mask, 12)
-    seen[:,1] = counted(ids[:,4:], 12)
-    want = torch.stack([slowly_penalized(z[i], ids[i,:4][mask[i]].tolist(), ids[i,4:].tolist(), **rules)
-                        for i in range(20)])
-    got = apply_penalties(z, seen, *(rules.get(f'{k}_penalty', d) for k,d in
-                              (('repetition', 1.), ('presence', 0.), ('frequency', 0.))))
-    torch.testing.assert_close(got, want)
-
-@pytest.mark.parametrize('rules', PENALTIES, ids=str)
+@pytest.mark.parametrize('penalty', [4., .7])
 @pytest.mark.parametrize('fast', [True, False])
-def test_the_likeliest_answer_under_penalties_is_that_of_a_slow_loop(rules, fast):
+def test_the_likeliest_answer_under_the_penalty_is_that_of_a_slow_loop(penalty, fast):
+    rules = dict(repetition_penalty=penalty)
     model = small_model('qwen2')
     with torch.no_grad(): model.model.embed_tokens.weight *= 3   # near enough to be moved by a penalty
     ids,mask = some_prompts()
@@ -187,12 +164,11 @@ def test_the_likeliest_answer_under_penalties_is_that_of_a_slow_loop(rules, fast
         prompt,answer,logps = ids[b][mask[b]].tolist(),[],[]
         for _ in range(14):
             with torch.no_grad(): z = model(input_ids=torch.tensor([prompt+answer])).logits[0,-1]
-            answer.append(int(slowly_penalized(z, prompt, answer, **rules).argmax()))
+            answer.append(int(slowly_penalized(z, prompt+answer, penalty).argmax()))
             logps.append(z.log_softmax(0)[answer[-1]])   # of the policy itself, not of what was drawn from
         assert got.completion_ids[b,0].tolist()==answer
         torch.testing.assert_close(got.old_logps[b,0], torch.stack(logps), atol=2e-5, rtol=0)
-    if rules!=dict(frequency_penalty=-.7):   # which asks for what the model does by itself: to repeat
-        assert not torch.equal(got.completion_ids, plain.completion_ids)
+    if penalty>1: assert not torch.equal(got.completion_ids, plain.completion_ids)
 
 def test_the_greedy_answer_is_that_of_transformers_generate():
     model = sharp()
@@ -220,7 +196,7 @@ def test_more_padding_changes_no_token():
     model = sharp()
     ids,mask = some_prompts()
     wide = lambda x, v: torch.nn.functional.pad(x, (5,0), value=v)
-    for pen in (dict(), dict(repetition_penalty=5.), dict(presence_penalty=2., frequency_penalty=2.)):
+    for pen in (dict(), dict(repetition_penalty=5.)):
         for fast in (True, False):
             def go(i, m): return generate(model, i, m, 4, 10, eos_token_id=1, generator=seeded(), fast=fast,
                                           **pen)
@@ -239,11 +215,8 @@ def test_finished_rows_leave_the_batch(monkeypatch):
     assert len(work)==len(alive) and work==sorted(work, reverse=True)
     assert [(w,a) for w,a in zip(work, alive) if not (a<=w<=a/.87+1)]==[]
 
-STICKY = [dict(repetition_penalty=4.), dict(presence_penalty=.8, frequency_penalty=.4)]
-
-@pytest.mark.parametrize('pen', STICKY, ids=str)
-def test_what_a_row_said_stays_with_it_when_others_leave(pen):
-    model,kw = sharp(),dict(eos_token_id=[1,2,3,4], temperature=1.5, **pen)
+def test_what_a_row_said_stays_with_it_when_others_leave():
+    model,kw = sharp(),dict(eos_token_id=[1,2,3,4], temperature=1.5, repetition_penalty=4.)
     want = generate_loop(model, *some_prompts(), 8, 16, generator=seeded(2), **kw)
     assert want.completion_mask.sum(-1).min()<6<12<want.completion_mask.sum(-1).max()   # some leave early
     got = generate(model, *some_prompts(), 8, 16, generator=seeded(2), **kw)
@@ -358,8 +331,6 @@ def test_lora_and_another_architecture_sample_by_the_general_road():
     (dict(temperature=math.inf), '`temperature` is inf'),
     (dict(top_p=0.), '`top_p` is 0'), (dict(top_p=1.5), '`top_p`'), (dict(top_k=-1), '`top_k` is -1'),
     (dict(min_p=2.), '`min_p`'), (dict(repetition_penalty=0.), '`repetition_penalty`'),
-    (dict(presence_penalty=2.1), '`presence_penalty` is 2.1'),
-    (dict(frequency_penalty=math.nan), 'a number from -2 to 2'),
     (dict(max_completion_length=600), '512 positions'),
     (dict(prompt_ids=torch.full((2,3), 40)), 'token 40'),
     (dict(prompt_mask=torch.tensor([[1,1,0],[1,1,1]]).bool()), 'on the right'),

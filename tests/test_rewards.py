@@ -1,5 +1,5 @@
 "Rewards: TRL's own calculation, its stock functions, every bad return, reward models, loading."
-import asyncio, functools, inspect, math, os, tempfile, warnings
+import asyncio, functools, inspect, math, warnings
 from concurrent.futures import ThreadPoolExecutor
 import pytest, torch
 from grpo_nb.parts.validate import validate_rewards, validate_dataset, reward_name, reward_names
@@ -213,7 +213,7 @@ def test_wrong_calls_are_named():
     with pytest.raises(ValueError, match='`completion_ids` has 1'):
         compute_rewards(length, P, C, completion_ids=[[1]])
     with pytest.raises(ValueError, match='RewardModel'): compute_rewards(torch.nn.Linear(1, 1), P, C)
-    with pytest.raises(ValueError, match='no function'): compute_rewards('length', P, C)
+    with pytest.raises(ValueError, match='not callable'): compute_rewards('length', P, C)
     with pytest.raises(ValueError, match='inf for completion 0'):   # more than a float can hold
         compute_rewards(lambda completions, **kw: [10**400]*4, P, C)
     assert compute_rewards(length, [], []).shape==(0,1)
@@ -233,9 +233,7 @@ def test_rewards_are_told_of_the_run_and_log_metrics_and_columns():
     compute_rewards(length, P, C, log=log)   # one that logs nothing after one that did
 
 @pytest.mark.parametrize('name,args,says', [
-    ('log_metric', ('m', 'much'), "log_metric.'m', 'much'.: needs a "),
-    ('log_metric', ('m', [1, 2]), 'needs a number'),
-    ('log_metric', ('m', 10**400), 'needs a number'),
+    ('log_metric', ('m', 'much'), 'could not convert string to float'),
     ('log_extra', ('x', [1]), "'x', ….* got 1 values for 4")])
 def test_a_log_that_cannot_be_kept_is_named(name, args, says):
     def logs(completions, **kw): kw[name](*args); return [0.]*4
@@ -244,36 +242,23 @@ def test_a_log_that_cannot_be_kept_is_named(name, args, says):
 @pytest.mark.parametrize('name', ['trainer_state','log_metric','log_extra'])
 def test_a_column_under_a_name_of_the_trainers_is_refused(name):
     with pytest.raises(ValueError, match=f'column `{name}`.* rename it'):
-        compute_rewards(length, P, C, {name:[1]*4})
-    with pytest.raises(ValueError, match=f'column `{name}`.* rename it'):
         validate_dataset([{'prompt':'a', name:1}], 1)
 
 @pytest.fixture
 def process_as_it_was():
-    before = torch.get_default_dtype(),torch.is_grad_enabled(),torch.get_num_threads(),torch.get_rng_state()
-    folder = os.getcwd()
+    state = torch.get_rng_state()
     yield
-    os.chdir(folder)
-    torch.set_default_dtype(before[0])
-    torch.set_grad_enabled(before[1])
-    torch.set_num_threads(before[2])
-    torch.set_rng_state(before[3])
+    torch.set_rng_state(state)
 
 CARELESS = dict(
-    dtype=(lambda: torch.set_default_dtype(torch.float64),
-        r'default dtype \(torch.float32 is now torch.float64'),
-    grad=(lambda: torch.set_grad_enabled(not torch.is_grad_enabled()), 'grad mode'),
-    threads=(lambda: torch.set_num_threads(torch.get_num_threads()+1), 'number of threads'),
-    folder=(lambda: os.chdir(os.path.dirname(os.getcwd())), r'the working folder \(/'),
-    folder_removed=(lambda: [os.chdir(o := tempfile.mkdtemp()), os.rmdir(o)], 'a folder that was removed'),
-    another_seed=(lambda: torch.manual_seed(6), "seed of torch's global generator"),
-    the_same_seed=(lambda: torch.manual_seed(5), "seed of torch's global generator"),
-    seed_and_draw=(lambda: [torch.manual_seed(6), torch.rand(1000), torch.randn(3)], "seed of torch's"))
+    another_seed=lambda: torch.manual_seed(6),
+    the_same_seed=lambda: torch.manual_seed(5),
+    seed_and_draw=lambda: [torch.manual_seed(6), torch.rand(1000), torch.randn(3)])
 
 @pytest.mark.parametrize('async_', [False, True], ids=['sync','async'])
 @pytest.mark.parametrize('what', CARELESS)
-def test_what_a_reward_changes_for_the_whole_process_is_put_back_and_said(what, async_, process_as_it_was):
-    change,says = CARELESS[what]
+def test_a_reward_that_seeds_torchs_generator_does_not_seed_the_run(what, async_, process_as_it_was):
+    change = CARELESS[what]
     def careless(completions, **kw):
         change()
         return [float(len(c)) for c in completions]
@@ -281,13 +266,10 @@ def test_what_a_reward_changes_for_the_whole_process_is_put_back_and_said(what, 
     torch.manual_seed(5)
     torch.rand(3)
     state = torch.get_rng_state()
-    before = torch.get_default_dtype(),torch.is_grad_enabled(),torch.get_num_threads()
-    folder = os.getcwd()
     name = 'later' if async_ else 'careless'
-    with pytest.warns(UserWarning, match=f'reward function `{name}`.*{says}.*put back'):
+    with pytest.warns(UserWarning, match=f"reward function `{name}`.*seeded torch's.*put back"):
         assert compute_rewards(later if async_ else careless, P, C)[:,0].tolist()==[len(c) for c in C]
-    assert (torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads())==before
-    assert torch.equal(torch.get_rng_state(), state) and torch.initial_seed()==5 and os.getcwd()==folder
+    assert torch.equal(torch.get_rng_state(), state) and torch.initial_seed()==5
 
 def test_a_reward_that_draws_random_numbers_moves_torchs_generator_on_without_a_word(recwarn):
     def noisy(completions, **kw):
@@ -300,13 +282,14 @@ def test_a_reward_that_draws_random_numbers_moves_torchs_generator_on_without_a_
     got = drawn(lambda: compute_rewards(noisy, P, C)[:,0].tolist())
     assert got[0]==pytest.approx(want[0]) and got[1:]==want[1:] and not list(recwarn)
 
-def test_what_a_reward_changes_is_put_back_though_it_raises(process_as_it_was):
+def test_the_generator_is_put_back_though_the_reward_raises(process_as_it_was):
     def breaks(completions, **kw):
-        torch.set_default_dtype(torch.float64)
+        torch.manual_seed(6)
         raise KeyError('x')
-    with pytest.warns(UserWarning, match='default dtype'), pytest.raises(ValueError, match='raised KeyError'):
+    torch.manual_seed(5)
+    with pytest.warns(UserWarning, match='seeded'), pytest.raises(ValueError, match='raised KeyError'):
         compute_rewards(breaks, P, C)
-    assert torch.get_default_dtype()==torch.float32
+    assert torch.initial_seed()==5
 
 def test_names():
     class Judge:

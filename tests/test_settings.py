@@ -40,7 +40,6 @@ TABLE = [   # (setting, value, what it needs)
     ('beta', -1., '0 or more'),
     ('top_entropy_quantile', 0., 'a share'),
     ('off_policy_mask_threshold', -1., 'None, or 0 or more'),
-    ('adam_beta1', 1., 'below 1'),
     ('max_grad_norm', -1., '0 or more'),
     ('warmup_steps', 2.5, 'a whole number'),
     ('warmup_steps', -1, '0 or more'),
@@ -72,7 +71,7 @@ TABLE = [   # (setting, value, what it needs)
 
 # What TRL's own code says of it, in its own words, or takes
 TRLS_OWN = '''generation_batch_size max_steps top_k min_p epsilon_high delta top_entropy_quantile seed
-    off_policy_mask_threshold adam_beta1 max_grad_norm warmup_steps save_steps output_dir
+    off_policy_mask_threshold max_grad_norm warmup_steps save_steps output_dir
     lr_scheduler_type sync_ref_model ref_model_mixup_alpha disable_tqdm importance_sampling_level'''.split()
 
 def taken_by(config): return {f.name for f in fields(config) if f.init}

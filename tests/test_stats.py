@@ -1,7 +1,8 @@
 "Intervals, paired differences, Holm's rule and the mixed model, each against another road"
 import math
 import numpy as np, pandas as pd, pytest, torch
-from grpo_nb.parts.stats import paired_difference, paired_share_ci, holm, random_effects_mean
+from grpo_nb.parts.stats import paired_difference, paired_share_ci
+from grpo_nb.studies.claims import holm, random_effects_mean
 
 def test_only_common_seeds_count_and_one_decides_nothing():
     o = paired_difference(pd.Series({0:.5, 1:.7}), pd.Series({1:.5, 2:.9}))

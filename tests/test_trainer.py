@@ -278,8 +278,8 @@ def test_a_row_says_of_the_rewards_and_lengths_what_a_loop_says():
 
 def test_an_update_is_adamws_with_the_settings_of_the_run():
     "By hand, two steps: betas, weight decay, learning rate and the clipped gradient each in its place."
-    lr,b1,b2,decay = .01,.6,.8,.3
-    s = state(learning_rate=lr, adam_beta1=b1, adam_beta2=b2, weight_decay=decay, max_grad_norm=.05)
+    lr,b1,b2,decay = .01,.9,.999,.3
+    s = state(learning_rate=lr, weight_decay=decay, max_grad_norm=.05)
     batch,_,_ = rollout(s, list(range(8)))
     all_in = torch.ones(8, dtype=torch.bool)
     w = flat(s.model).double()

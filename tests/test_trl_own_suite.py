@@ -28,14 +28,8 @@ def test_the_five_best_are_kept(scores, lowest):
 
 def test_three_different_ones_are_drawn():
     b = stored([.5,.8,.3,.9,.7])
-    for got in (b.sample(3), b.sample(num_samples=3)):
-        assert len(got)==3 and len({o['id'] for o in got})==3 and all(o in [e.data for e in b] for o in got)
-    for wrong in ({}, dict(n=1, num_samples=1)):
-        with pytest.raises(ValueError, match='give one of them'): b.sample(**wrong)
-
-def test_the_buffer_shows_pairs_of_score_and_data_under_its_old_name():
-    assert stored([.5,.8,.3]).heap==[(.3, dict(id=3)),(.5, dict(id=1)),(.8, dict(id=2))] and stored([.5,.8],
-        size=1).heap==[(.8, dict(id=2))]
+    got = b.sample(3)
+    assert len(got)==3 and len({o['id'] for o in got})==3 and all(o in [e.data for e in b] for o in got)
 
 # -- what becomes of a batch ------------------------------------------------------------------------
 SHORT,OTHER = [[5,6,1],[7,8,1]],[[9,10,1],[11,12,1]]   # completions of a group, 1 ends them

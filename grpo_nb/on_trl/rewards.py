@@ -14,7 +14,7 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from trl import GRPOTrainer
 from ..parts.groups import dead_by_func, nan_std, reward_std, unjudged
-from ..parts.reward_calls import is_async_callable, keep_process_settings, own_lists
+from ..parts.reward_calls import is_async_callable, keep_seed, own_lists
 from ..parts.validate import distinct_names, opened_tag_warning, template_start, validate_rewards
 from .ranks import wait_for_all_ranks
 
@@ -91,7 +91,7 @@ class CheckedRewards:
             for f,name in zip(funcs, t.reward_func_names)]
         self.n_asked = sum(not isinstance(f, nn.Module) for f in funcs)
         try:
-            with t.timed('reward'), keep_process_settings(self.who): r = ask(inputs, prompts, *args, **kwargs)
+            with t.timed('reward'), keep_seed(self.who): r = ask(inputs, prompts, *args, **kwargs)
         finally: t.reward_funcs = funcs
         if failed is not None: self._raise_on_all_ranks(failed)
         self.by_func,self.extra = r,tuple(t._pending_extra_logs)

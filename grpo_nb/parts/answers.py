@@ -78,15 +78,15 @@ def _judge_child():
     limit = 5 if os.name=='posix' else None   # seconds for each text, by an alarm of this process
     print('ready', file=out, flush=True)
     latex = dict(extraction_mode='first_match', extraction_config=[LatexExtractionConfig()])
-    def compare(right, said, latex_only):
+    def compare(right, answer, latex_only):
         how = dict(parsing_timeout=limit)|(latex if latex_only else {})
         gold = parse(right, **how)
-        return bool(verify(gold, parse(said, **how), timeout_seconds=limit)) if gold else None
-    def gym(task, said, entry):
+        return bool(verify(gold, parse(answer, **how), timeout_seconds=limit)) if gold else None
+    def gym(task, answer, entry):
         from reasoning_gym.factory import get_score_answer_fn
         score = get_score_answer_fn(task)
         if limit: signal.alarm(limit)   # nobody waits for it: it ends this process
-        try: return float(score(said, entry))
+        try: return float(score(answer, entry))
         finally:
             if limit: signal.alarm(0)
     for line in sys.stdin:
@@ -103,9 +103,9 @@ class _Judge:
         line = json.dumps(question, default=str)+'\n'
         with self.lock:
             if self.child is None or self.child.poll() is not None: self.start()
-            said = self.reply(line, seconds)
-            if not said: self.close()
-        return json.loads(said) if said else False
+            found = self.reply(line, seconds)
+            if not found: self.close()
+        return json.loads(found) if found else False
 
     def start(self):
         self.close()
@@ -149,14 +149,14 @@ def _judge_of(pid):
 
 def compare_math(
     right:str,  # text with an expression
-    said:str,   # the model's
+    answer:str, # the model's
     latex_only:bool=False,  # read LaTeX only, and the first expression that is found
 )->bool|None:   # None where `right` holds nothing that can be read
     """Does math-verify take both for the same expression? What can't be read in time is not the same.
 
     RuntimeError where the process that does the reading can't be started.
     """
-    return _judge_of(os.getpid()).ask('compare', right, said, latex_only)
+    return _judge_of(os.getpid()).ask('compare', right, answer, latex_only)
 
 # of reasoning-gym, those that evaluate what the model wrote
 EVALUATED = ('countdown','intermediate_integration','polynomial_multiplication','puzzle24',

@@ -43,8 +43,8 @@ def _batch_notes(o):
     "What TRL accepts and a reader may not expect."
     n,G,out = o['optimizer_steps_per_generation'],o['num_generations'],[]
     if o['groups_straddle']:
-        held = _n_of(o['completions_per_process'], 'completion')
-        out.append(f'each process holds {held}, so some groups of {G} straddle two or more: a buffer or '
+        rows = _n_of(o['completions_per_process'], 'completion')
+        out.append(f'each process holds {rows}, so some groups of {G} straddle two or more: a buffer or '
             'filter that looks at one process alone sees only parts of them')
     if 0<n<1: out.append(f'one optimizer step spans {1/n:.3g} generations')
     if n>1 and n!=int(n):

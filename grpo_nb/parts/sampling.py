@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Sampling', 'check_lengths', 'check_prompt_ids', 'special_ids', 'end_tokens', 'padding_token', 'sampling_uniforms',
-           'token_counts', 'apply_penalties', 'filter_logits', 'decode_rows']
+           'tokens_seen', 'penalize_repetition', 'filter_logits', 'decode_rows']
 
 # %% ../../nbs/parts/sampling.ipynb #79ef43e2
 import math
@@ -24,8 +24,7 @@ _SAMPLING_RULES = [
     ('top_k', lambda v: v>=0, 'a whole number, 0 or more'),
     ('top_p', lambda v: 0<v<=1, 'a share above 0 and up to 1'),
     ('min_p', lambda v: 0<=v<=1, 'None, or a share from 0 to 1'),
-    ('repetition_penalty', lambda v: 0<v<math.inf, 'more than 0, and finite'),
-    ('presence_penalty frequency_penalty', lambda v: -2<=v<=2, 'a number from -2 to 2')]
+    ('repetition_penalty', lambda v: 0<v<math.inf, 'more than 0, and finite')]
 
 @dataclass
 class Sampling:
@@ -35,20 +34,10 @@ class Sampling:
     top_p:float = config_field(1., 'sample within this probability mass')
     min_p:float|None = config_field(None, 'drop tokens below this share of the most likely one')
     repetition_penalty:float = config_field(1., 'above 1: repeated tokens become less likely')
-    presence_penalty:float = config_field(0.,
-        'above 0: tokens that the answer holds become less likely, once')
-    frequency_penalty:float = config_field(0., 'above 0: they do so for each time that it holds them')
 
     def __post_init__(self):
         if self.top_k is None: self.top_k = 0
         check_settings(self, _SAMPLING_RULES, all=False)
-
-    @property
-    def penalties(self)->tuple: return self.repetition_penalty,self.presence_penalty,self.frequency_penalty
-    @property
-    def no_penalties(self)->bool:
-        "Are all penalties off?"
-        return self.penalties==(1, 0, 0)
 
 def check_lengths(
     n:Tensor,              # (rows,) int64, tokens of each prompt
@@ -130,32 +119,27 @@ def sampling_uniforms(
     u = torch.rand(n, T, dtype=torch.float64, generator=generator, device=at)*(1-2**-50)
     return u.to('cpu' if torch.device(device).type=='mps' else device)   # Apple's GPU has no float64
 
-def token_counts(
+def tokens_seen(
     prompt_ids:Tensor,   # (B, P) int64
     prompt_mask:Tensor,  # (B, P) bool
     V:int,               # size of the vocabulary
-)->Tensor:               # (B, 2, V) int32: 1 where the prompt holds a token, 0 for answers yet to come
-    "How often each token occurs before an answer begins, padding aside."
-    out = torch.zeros(len(prompt_ids), 2, V+1, dtype=torch.int32, device=prompt_ids.device)
-    out[:,0].scatter_(1, prompt_ids.masked_fill(~prompt_mask, V), 1)
-    return out[...,:V].clone()
+)->Tensor:               # (B, V) bool
+    "Which tokens a prompt holds, padding aside."
+    seen = torch.zeros(len(prompt_ids), V+1, dtype=torch.bool, device=prompt_ids.device)
+    seen.scatter_(1, prompt_ids.masked_fill(~prompt_mask, V), True)
+    return seen[:,:V].clone()
 
-def apply_penalties(
+def penalize_repetition(
     logits:Tensor,  # (n, V) float32
-    seen:Tensor,    # (n, 2, V) int32, of prompt and answer, as in `token_counts`
-    repetition:float=1.0,  # above 0; 1 changes nothing, above 1 makes tokens of both less likely
-    presence:float=0.0,    # taken from the logit of a token that the answer holds
-    frequency:float=0.0,   # taken for each time that it does
+    seen:Tensor,    # (n, V) bool, tokens of prompt and answer so far
+    penalty:float,  # above 0; 1 changes nothing, above 1 makes those tokens less likely
 )->Tensor:          # (n, V) float32
-    """Logits after the repetition penalty, and after it the presence and the frequency penalty.
+    """Logits of seen tokens divided by the penalty, or times it where they are negative.
 
-    Sources: CTRL, arXiv 1909.05858, section 4.1, the split by sign as in transformers; OpenAI's API
-    reference for the other two, in vLLM's order.
+    Source: CTRL, arXiv 1909.05858, section 4.1, the split by sign as in transformers.
     """
-    prompt,count = seen.unbind(1)
-    factor = torch.where(logits<0, logits*repetition, logits/repetition)
-    logits = torch.where((prompt+count)>0, factor, logits)
-    return logits-frequency*count-presence*(count>0)
+    lower = torch.where(logits<0, logits*penalty, logits/penalty)
+    return torch.where(seen, lower, logits)
 
 # %% ../../nbs/parts/sampling.ipynb #1f98a787
 def filter_logits(
@@ -201,7 +185,7 @@ def _decode(dec, logits, u, ends, draw, seen, ids, logps, spare=.12):
         stop = left==0 or t==T-1
         if stop or left<=(1-spare)*len(rows): _flush(ids, logps, part, rows, t)
         if stop: return t+1
-        if seen is not None: seen[:,1].scatter_add_(1, tok, torch.ones_like(tok, dtype=seen.dtype))
+        if seen is not None: seen.scatter_(1, tok, True)
         if not part:
             keep = alive.nonzero()[:,0]
             rows,tok,alive,u = rows[keep],tok[keep],alive[keep],u[:,keep.to(u.device)]
@@ -216,7 +200,7 @@ def decode_rows(
     ids:Tensor,          # (B, P) int64, prompts, padded on the left
     mask:Tensor,         # (B, P) bool
     u:Tensor,            # (B*G, T) float64, a uniform number for each token of each row
-    draw:Callable,       # (logits (n, V), u (n, 1), seen (n, 2, V) or None) -> tokens, log-probs (n, 1)
+    draw:Callable,       # (logits (n, V), u (n, 1), seen (n, V) or None) -> tokens, log-probs (n, 1)
     ends:Tensor,         # (E,) int64, tokens that end a row
     pad_id:int=0,        # stands where a row has ended
     track:bool=False,    # does `draw` need `seen`?
@@ -232,6 +216,6 @@ def decode_rows(
     with eval_mode(model):
         dec = (FusedDecoder if fast else CachedDecoder)(model)
         logits = dec.prefill(ids, mask, G, T).float()
-        seen = token_counts(ids, mask, logits.shape[-1]).repeat_interleave(G, 0) if track else None
+        seen = tokens_seen(ids, mask, logits.shape[-1]).repeat_interleave(G, 0) if track else None
         n = _decode(dec, logits, u, ends, draw, seen, out, logps)
     return out[:,:n],logps[:,:n]

@@ -219,17 +219,17 @@ def rendered_answer(
     if not frame: return ''
     opening,closing = frame[2].strip().split('\n')[0],frame[1].strip()
     if not opening or not closing or opening not in prompt: return ''
-    said,found,_ = prompt.rpartition(opening)[2].partition(closing)
-    return said.strip() if found else ''
+    answer,found,_ = prompt.rpartition(opening)[2].partition(closing)
+    return answer.strip() if found else ''
 
 def check_rendered(
     tokenizer:Callable,  # of the policy
     prompt:str|list,     # one of the prompts
 )->None:
     "ValueError for a rendered conversation that holds the answer."
-    if said := rendered_answer(tokenizer, prompt):
+    if answer := rendered_answer(tokenizer, prompt):
         raise ValueError("the first prompt is a whole conversation with the assistant's answer "
-            f'({said!r:.60}), as in data for SFT: render the messages before the answer, with '
+            f'({answer!r:.60}), as in data for SFT: render the messages before the answer, with '
             '`add_generation_prompt=True`')
 
 _OPENED = re.compile(r'<think>\s*(?:</think>\s*)?\Z')

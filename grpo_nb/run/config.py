@@ -29,8 +29,6 @@ class RunConfig(ReplayOptions, Sampling):
     scale_lr_by_alive:str = config_field('none', 'none, or the learning rate of a batch times the share of '
         'its groups that have an advantage (linear), or times the square root of it (sqrt)')
     weight_decay:float = config_field(0., 'of AdamW')
-    adam_beta1:float = config_field(.9, 'of AdamW')
-    adam_beta2:float = config_field(.999, 'of AdamW')
     max_grad_norm:float = config_field(1., 'gradients are scaled down to this norm; 0 leaves them')
     importance_sampling_level:str = config_field('token', 'token or sequence (GSPO)')
     aggregation:str|None = config_field(None,
@@ -61,7 +59,6 @@ class RunConfig(ReplayOptions, Sampling):
     save_steps:int = config_field(0, 'steps between two checkpoints; 0: none but the last')
     save_total_limit:int = config_field(2, 'checkpoints kept')
     record_groups_every:int = config_field(1, 'record the groups of every n-th batch; 0: never')
-    record_max_mb:float = config_field(100., 'size of the group record at the end of the run, at most, in MB')
     record_tokens:bool = config_field(False,
         'record the tokens of these groups too, each with log-prob and ratio')
     record_token_terms_every:int = config_field(0,
@@ -132,7 +129,6 @@ _RULES = [*RULES,
     ('max_sampled_tokens eval_steps save_steps record_token_terms_every warmup_steps weight_decay '
         'max_grad_norm',
         lambda v: v>=0, '0 or more'),
-    ('adam_beta1 adam_beta2', lambda v: 0<=v<1, '0 or more, and below 1'),
     ('epsilon_high off_policy_mask_threshold', lambda v: v>=0, 'None, or 0 or more'),
     ('ref_model_mixup_alpha', lambda v: 0<=v<=1, 'a share from 0 to 1'),
     *((k, lambda v, o=o: v in o.split(), f"one of {', '.join(o.split())}") for k,o in _ONE_OF.items())]

@@ -41,8 +41,8 @@ def require_empty_dir(
     settings = path/'settings.json'
     if settings.is_file() and '"versions"' in settings.read_text('utf-8', 'replace'): marks.add(settings.name)
     ours = bool(marks & set(there))
-    held = f"{', '.join(there[:5])}{', …' if len(there)>5 else ''}{' of an earlier run' if ours else ''}"
-    raise ValueError(f'{path} holds {held}, and nothing there is touched: choose another output_dir'
+    names = f"{', '.join(there[:5])}{', …' if len(there)>5 else ''}{' of an earlier run' if ours else ''}"
+    raise ValueError(f'{path} holds {names}, and nothing there is touched: choose another output_dir'
         +(f', or {hint}' if ours and hint else ''))
 
 def next_folder(

@@ -93,7 +93,7 @@ FOREACH_MAX_PARAMS = 50_000_000 # weights; all at a time is quicker, and takes a
 
 def make_optimizer(
     model:nn.Module,     # the policy
-    args:RunConfig,      # learning rate, betas, decay, schedule, steps
+    args:RunConfig,      # learning rate, decay, schedule, steps
 )->tuple:                # (optimizer, scheduler)
     "AdamW, with float32 masters where a weight has fewer digits, and the schedule of its learning rate."
     from transformers import get_scheduler
@@ -103,7 +103,7 @@ def make_optimizer(
     on_cpu = all(p.device.type=='cpu' for p in weights)
     plain = RowsAdamW if on_cpu and not few else torch.optim.AdamW
     opt = (MasterAdamW if short else plain)(weights, lr=args.learning_rate,
-        weight_decay=args.weight_decay, betas=(args.adam_beta1, args.adam_beta2), foreach=few or None)
+        weight_decay=args.weight_decay, foreach=few or None)
     kind = args.lr_scheduler_type
     if args.warmup_steps and kind=='constant': kind = 'constant_with_warmup'
     return opt,get_scheduler(kind, opt, args.warmup_steps, args.max_steps)

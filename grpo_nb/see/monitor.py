@@ -129,8 +129,7 @@ class RunMonitor(TrainCallback):
         if a.output_dir:
             every = max(1, a.record_groups_every*a.steps_per_batch)
             self.recorder = Recorder(a.output_dir, self.settings, every,
-                resume_step=s.step-1 if self.resumed else None, max_mb=a.record_max_mb,
-                last_step=a.max_steps, run=s.run_id)
+                resume_step=s.step-1 if self.resumed else None, last_step=a.max_steps, run=s.run_id)
         if slow := slow_path_notice(s.model, a): self.print(s, slow)
         self.bar = self.progress_bar(s)
 

@@ -11,7 +11,8 @@ from functools import partial
 import pandas as pd
 from torch import Tensor
 from ..parts.registry import ADVANTAGES
-from ..parts.stats import holm, mean_ci, paired_difference
+from ..parts.stats import mean_ci, paired_difference
+from .claims import holm
 from .study import rerun_rows, run_study, stamp
 from .stacked import BatchUse
 from .replay_study import USES, at_best, planned, registration, run_stack, texts

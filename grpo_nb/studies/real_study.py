@@ -19,7 +19,8 @@ from ..kl import kl_estimate
 from ..logps import token_logps
 from ..parts.datasets import FEW_SHOT, end_at_newline, few_shot_problems, make_problems
 from ..parts.registry import TASKS, register
-from ..parts.stats import paired_difference, holm
+from ..parts.stats import paired_difference
+from .claims import holm
 from .study import mean_over_tokens, rerun_rows, run_study, stamp
 from ..run.batch_record import TrainBatch
 from ..run.callbacks import TrainCallback

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from ..parts.stats import paired_difference, holm
+from ..parts.stats import paired_difference
+from .claims import holm
 from .stacked import FAMILIES, FOUR, SIZES, BatchUse, G, Runs, hold_problems
 from .starts import start_hash
 from grpo_nb.studies.study import (

@@ -28,7 +28,8 @@ from tqdm.auto import tqdm
 from .. import __version__
 from ..parts.files import atomic_write
 from ..parts.registry import STRATEGIES, import_file
-from ..parts.stats import paired_difference, holm, random_effects_mean
+from ..parts.stats import paired_difference
+from .claims import holm, random_effects_mean
 from ..research.comparison import Curve, by_seed, compare
 
 # %% ../../nbs/studies/study.ipynb #c7fe2045

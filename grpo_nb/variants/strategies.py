@@ -46,15 +46,15 @@ class DynamicSampling(DeadGroupStrategy):
         dead = self.find_dead(batch, dead)
         if sample_more is None and dead.any():
             raise ValueError('dynamic sampling needs `sample_more`, a function of n that gives fresh groups')
-        came,rounds,extra = torch.zeros_like(dead),0,0
-        while (left := dead&~came).any() and rounds<self.max_rounds:
+        replaced,rounds,extra = torch.zeros_like(dead),0,0
+        while (left := dead&~replaced).any() and rounds<self.max_rounds:
             fresh = sample_more(int(left.sum()))
             rounds,extra = rounds+1,extra+len(fresh)
             good = (~self.find_dead(fresh)).nonzero()[:,0][:int(left.sum())]
             at = left.nonzero()[:len(good),0]
             batch = batch.replace_groups(at, fresh[good])
-            came[at] = True
-        return self.make_result(batch, dead, replaced=came, how='resampled', rounds=rounds,
+            replaced[at] = True
+        return self.make_result(batch, dead, replaced=replaced, how='resampled', rounds=rounds,
             extra_groups=extra)
 
 # %% ../../nbs/variants/strategies.ipynb #5302e324
@@ -75,39 +75,41 @@ class GRESO(DeadGroupStrategy):
         seed:int=0,         # of its own random numbers
     ):
         require('explore', explore, 0<explore<=1, 'a probability above 0')
-        self.p,self.want = dict(easy=explore, hard=explore),dict(easy=easy_share, hard=hard_share)
-        self.step_size,self.right,self.rng,self.row = step_size,right,random.Random(seed),{}
+        self.p_explore = dict(easy=explore, hard=explore)
+        self.target_share = dict(easy=easy_share, hard=hard_share)
+        self.step_size,self.right,self.rng = step_size,right,random.Random(seed)
+        self.dead_streak = {}   # key of a prompt -> dead groups in a row, and of which kind the last one was
 
     def select_prompts(self, keys:list, step:int)->list:
         "Sample each prompt with its probability, which is 1 for a new one, or one that lived last time."
-        known = [self.row.get(k, (0, 'hard')) for k in keys]
-        return [self.rng.random()<self.p[kind]**z for z,kind in known]
+        known = [self.dead_streak.get(k, (0, 'hard')) for k in keys]
+        return [self.rng.random()<self.p_explore[kind]**z for z,kind in known]
 
     def process_batch(self, batch:Rollouts, dead:Tensor|None=None, step:int=0, **more:Any)->ProcessedBatch:
         "Every group as it is; what happened is remembered by prompt."
         dead = self.find_dead(batch, dead)
         kinds = ['easy' if r>=self.right else 'hard' for r in batch.rewards.nanmean(1).tolist()]
         for k,d,kind in zip(batch.prompt_key.tolist(), dead.tolist(), kinds):
-            self.row[k] = (self.row.get(k, (0, ''))[0]+1 if d else 0, kind)
-        for o in self.p:
+            self.dead_streak[k] = (self.dead_streak.get(k, (0, ''))[0]+1 if d else 0, kind)
+        for o in self.p_explore:
             share = sum(d and kind==o for d,kind in zip(dead.tolist(), kinds))/len(kinds)
-            by = self.step_size if share<self.want[o] else -self.step_size
-            self.p[o] = min(1., max(.01, self.p[o]+by))
-        return self.make_result(batch, dead, **{f'explore_{k}':v for k,v in self.p.items()})
+            by = self.step_size if share<self.target_share[o] else -self.step_size
+            self.p_explore[o] = min(1., max(.01, self.p_explore[o]+by))
+        return self.make_result(batch, dead, **{f'explore_{k}':v for k,v in self.p_explore.items()})
 
 # %% ../../nbs/variants/strategies.ipynb #f282af3f
 @patch
 def state_dict(self:GRESO)->dict:
     "Probabilities, what is known of each prompt, and the random numbers."
-    rows = [[k, *v] for k,v in self.row.items()]
-    return dict(p=dict(self.p), rows=rows, rng=torch.tensor(self.rng.getstate()[1]))
+    rows = [[k, *v] for k,v in self.dead_streak.items()]
+    return dict(p=dict(self.p_explore), rows=rows, rng=torch.tensor(self.rng.getstate()[1]))
 
 @patch
 def load_state_dict(self:GRESO,
     state:dict,  # of `state_dict`
 )->None:
     "Restore what `state_dict` returned."
-    self.p,self.row = dict(state['p']),{k:(z, kind) for k,z,kind in state['rows']}
+    self.p_explore,self.dead_streak = dict(state['p']),{k:(z, kind) for k,z,kind in state['rows']}
     self.rng.setstate((3, tuple(state['rng'].tolist()), None))
 
 # %% ../../nbs/variants/strategies.ipynb #b3ac6ce2
@@ -342,6 +344,6 @@ def _remember(self:AR3PO, batch, keys, step, counted=None):
         r,g = (o.item() for o in pack['rewards'].nan_to_num(-math.inf).max(0))
         if k is None or r==-math.inf or k in self.best and self.best[k]['reward']>r: continue
         self.best.pop(k, None)
-        own = {n:pack[n].split(pack['lengths'].tolist())[g].clone() for n in _KEPT if n in pack}
-        self.best[k] = dict(reward=r, step=step, uses=0, **own)
+        answer = {n:pack[n].split(pack['lengths'].tolist())[g].clone() for n in _KEPT if n in pack}
+        self.best[k] = dict(reward=r, step=step, uses=0, **answer)
         if len(self.best)>self.max_prompts: del self.best[next(iter(self.best))]

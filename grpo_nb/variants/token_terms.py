@@ -51,9 +51,9 @@ def compare_losses(
     out = {getattr(s.loss_type, '__name__', s.loss_type):token_terms(x, s)}
     base = dict(aggregation=None, max_completion_length=s.max_completion_length or x.logps.shape[-1])
     if s.loss_type=='cispo': base['epsilon_high'] = None   # there it was a cap of the ratio
-    own = dict(cispo=dict(epsilon_high=5.), luspo=dict(importance_sampling_level='sequence'))
+    usual = dict(cispo=dict(epsilon_high=5.), luspo=dict(importance_sampling_level='sequence'))
     for k in LOSSES:
-        if k not in out: out[k] = token_terms(x, replace(s, **base|own.get(k, {}), loss_type=k))
+        if k not in out: out[k] = token_terms(x, replace(s, **base|usual.get(k, {}), loss_type=k))
     return out
 
 # %% ../../nbs/variants/token_terms.ipynb #1a5feada
@@ -114,6 +114,6 @@ def _step_terms(rows, settings, named):
     settings = replace(settings, beta=beta, top_entropy_quantile=1., entropy_coef=0.)
     x = LossInputs(now, base.get('old', now), A, mask, base.get('ref'))
     terms = compare_losses(x, settings)
-    for o,told in zip(rows, format_terms(base, terms, mask)):
-        if words: told = dict(by={k:dict(weight=x['weight']) for k,x in told['by'].items()})
-        o['terms'] = told|dict(tokens=o.pop('pieces'), words=words, named=named)
+    for o,numbers in zip(rows, format_terms(base, terms, mask)):
+        if words: numbers = dict(by={k:dict(weight=x['weight']) for k,x in numbers['by'].items()})
+        o['terms'] = numbers|dict(tokens=o.pop('pieces'), words=words, named=named)
