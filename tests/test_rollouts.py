@@ -306,3 +306,14 @@ def test_a_groups_advantages_say_whether_it_is_dead(tmp_path):
     given = [dict(prompt='p', completion='a', reward=.1, advantage=a) for a in (.4, .4)]   # of a batch's mean
     lines(tmp_path/'r.jsonl', noise+given)
     assert [o['dead'] for o in open_run(tmp_path/'r.jsonl').rows]==[True, False]
+
+def test_a_reward_that_only_the_rollouts_have_stands_beside_what_the_log_has(tmp_path):
+    "Both know the length, each in its own way: the log's counts, and its steps are no second launch"
+    log = [{'step':s, 'response_length/mean':9., 'actor/pg_loss':.1} for s in (1, 2, 3)]
+    lines(tmp_path/'metrics.jsonl', log)
+    for s in (1, 2, 3):
+        lines(tmp_path/f'{s}.jsonl', [dict(input='q', output=f'{i}', score=float(i<s), step=s,
+            response_length=8) for i in range(4)])
+    run = open_run(tmp_path)
+    assert run.history['reward'].tolist()==[.25, .5, .75] and len(run.rows)==3
+    assert run.history['completions/mean_length'].tolist()==[9.]*3 and run.notes==[]

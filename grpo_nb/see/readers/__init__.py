@@ -272,7 +272,10 @@ def _of_others(path, columns, reader=None, metrics=None):
 def _joined(path, rows, groups, notes, weights, metrics):
     "A run from a log, from groups, or from both; groups supply a reward that was not logged."
     history = as_history(rows, metrics)
-    if groups and 'reward' not in history: history = as_history([*_history_of(groups), *rows], metrics)
+    notes = notes+history.attrs['notes']
+    if groups and 'reward' not in history:
+        more = [{k:v for k,v in o.items() if k=='step' or k not in history} for o in _history_of(groups)]
+        history = as_history([*more, *rows], metrics)
     known = set(METRIC_ALIASES)-{'step'}
     if not groups and not set(history) & known:
         raise ValueError(f'{path.name} has no metric that we know: found {list(history)[:12]}, need some of '
@@ -280,7 +283,7 @@ def _joined(path, rows, groups, notes, weights, metrics):
     folder = Path('stdin') if str(path)=='-' else path if path.is_dir() else path.with_suffix('')
     own = [weights.get(k, 1.) for k in (groups[0]['rewards_by_func'] or () if groups else ())]
     settings = {} if all(w==1 for w in own) else dict(reward_weights=own)
-    return LoggedRun(folder, settings, history, groups, {}, notes+history.attrs['notes'])
+    return LoggedRun(folder, settings, history, groups, {}, notes)
 
 def _opened(path, columns, reader=None, metrics=None):
     "A run of ours or TRL's, else of others."
