@@ -9,6 +9,7 @@ __all__ = ['WHAT_IFS', 'open_groups', 'what_if', 'what_ifs']
 import math
 from dataclasses import replace
 import torch
+from .advantages import group_advantages
 from .parts.groups import dead_by_func, dead_groups, group_scores
 from .parts.registry import PRIORITIES
 from .replay import ReplayBuffer
@@ -27,14 +28,16 @@ def _dead_of(rows, run, tolerance):
         of_each = [_tensor(by_func, k) for k in by_func[0]]
         how = run.setting('reward_weights'),'normalize_then_sum',tolerance
         dead = dead_by_func(torch.stack(of_each, -1), *how).tolist()
-    else: dead = dead_groups(_tensor(rows, 'rewards'), tolerance).tolist()
+    else: dead = [dead_groups(_tensor([o], 'rewards'), tolerance).item() for o in rows]   # sizes may differ
     return dead,[(o.get('dead_reason') or 'within-tolerance') if d else None for o,d in zip(rows, dead)]
 
 # %% ../nbs/catalogue/what_if.ipynb #9e6091ee
-def _scores(rows):
-    if all(o['score'] is not None for o in rows): return [o['score'] for o in rows]
-    A = _tensor(rows, 'advantages_before' if rows[0]['advantages_before'] else 'advantages')
-    return group_scores(A.nan_to_num(0), _tensor(rows, 'rewards')).tolist()
+def _score(row):
+    "A group's score in its record, else of its advantages, else of those that its rewards give."
+    if row['score'] is not None: return row['score']
+    r,k = _tensor([row], 'rewards'),'advantages_before' if row['advantages_before'] else 'advantages'
+    A = _tensor([row], k) if row[k] else group_advantages(r)
+    return group_scores(A.nan_to_num(0), r).item()
 
 def _replacement_of(e):
     texts = {k:e.data[k] for k in ('prompt','completions','rewards')}
@@ -51,8 +54,8 @@ def _step_again(rows, step, buf, run, tolerance):
     beside = [dict(o) for o in rows if o['outcome']=='stored']
     if tolerance is not None:
         for o,d,why in zip(sampled, *_dead_of(sampled, run, tolerance)): o |= dict(dead=d, dead_reason=why)
-    for o,score in zip(sampled, _scores(sampled)):
-        o |= dict(outcome='kept' if o['dead'] else 'trained', replacement=None, id=None, score=score)
+    for o in sampled:
+        o |= dict(outcome='kept' if o['dead'] else 'trained', replacement=None, id=None, score=_score(o))
     dead,live = ([o for o in sampled if bool(o['dead'])==d] for d in (True, False))
     buf.evict_expired(step)
     came_beside,replacements = _draw(buf, dead, len(beside), step, run)

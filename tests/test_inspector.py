@@ -1,5 +1,5 @@
 "The buffer's second life by another road, and what the inspector opens"
-import json
+import json, re, statistics
 import pytest, torch
 from grpo_nb.inspector import *
 from grpo_nb.inspector import WHAT_IFS
@@ -120,6 +120,27 @@ def test_a_what_if_keeps_the_reasons_on_the_files_own_scale(tmp_path):
     assert first==['all-wrong', 'all-right', None, None]
     assert [o['dead_reason'] for o in what_if(run, tolerance=.2).rows]==[*first[:3], 'within-tolerance']
 
+def test_rollouts_of_another_tool_without_advantages_have_what_ifs_too(tmp_path):
+    "One group a step, of two sizes: scored by the advantages that their rewards give"
+    rewards = [(0, 1, 0, 0), (1, 1, 1), (0, 3, 0), (0, 0, 0, 0), (2, 2.05, 2)]
+    rows = [dict(step=s, prompt=f'{s}', completion=f'{i}', reward=float(x))
+        for s,r in enumerate(rewards) for i,x in enumerate(r)]
+    (tmp_path/'t.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows))
+    run = what_if(tmp_path/'t.jsonl', buffer_size=4)
+    def score(r):
+        std = statistics.stdev(r)
+        return sum(abs(x-sum(r)/len(r)) for x in r)/(std+1e-4)*std
+    want = [score(r) if len({*r})>1 else 0. for r in rewards]
+    assert [o['score'] for o in run.rows]==pytest.approx(want, abs=1e-4)
+    assert {k:o['step'] for k,o in came(run).items()}.keys()=={(1, 0), (3, 0)} and came(run)[1, 0]['step']==0
+    assert came(run)[1, 0]['rewards']==[0., 1., 0., 0.] and came(run)[3, 0]['step'] in (0, 2)
+    assert (4, 0) in came(what_if(tmp_path/'t.jsonl', buffer_size=4, tolerance=.1))
+
+def test_a_what_if_is_named_after_what_it_sets():
+    numbers = {name:[int(o) for o in re.findall(r'\d+', name)] for name in WHAT_IFS}
+    sets = {name:[o for o in kw.values() if o] for name,kw in WHAT_IFS.items()}
+    assert numbers==sets and [8] in numbers.values()
+
 def test_without_replay_none_comes_in_and_the_record_stays_as_it_was(run):
     before = json.dumps(run.rows)
     assert came(what_if(run, buffer_size=0))=={} and json.dumps(run.rows)==before
@@ -150,3 +171,10 @@ def test_missing_values_and_old_records_open(tmp_path):
     (tmp_path/'groups.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows)+'{"step": 1, "gr')
     o = Opened(inspector_html(tmp_path))
     assert o.state().tolist()==[[4, 1]] and o.texts(0)[0]['dead_reason']=='unscored'
+
+def test_a_group_brings_the_advantages_that_its_record_has(tmp_path):
+    rows = [dict(step=1, group=0, prompt='q', completions=['a','b'], rewards=[1., 0.], advantages=[.7, -.7]),
+        dict(step=2, group=0, prompt='r', completions=['a','b'], rewards=[0., 0.], advantages=[0., 0.])]
+    (tmp_path/'groups.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows))
+    new = came(what_if(tmp_path, buffer_size=4))
+    assert [*new]==[(2, 0)] and new[2, 0]['advantages']==[.7, -.7]

@@ -317,3 +317,10 @@ def test_a_reward_that_only_the_rollouts_have_stands_beside_what_the_log_has(tmp
     run = open_run(tmp_path)
     assert run.history['reward'].tolist()==[.25, .5, .75] and len(run.rows)==3
     assert run.history['completions/mean_length'].tolist()==[9.]*3 and run.notes==[]
+
+def test_a_group_has_its_first_prompt_and_its_number_within_the_step():
+    rows = [dict(step=s, group_id=g, prompt=f'{g} for the {i}th time', completion='a', reward=float(i))
+        for s in (2, 1) for g in 'abc' for i in range(2)]
+    groups,_,_ = rows_to_groups(rows)
+    assert [(o['step'], o['group'], o['prompt']) for o in groups]==[
+        (s, i, f'{g} for the 0th time') for s in (1, 2) for i,g in enumerate('abc')]
