@@ -56,7 +56,8 @@ def test_the_first_page_has_the_means_of_the_rows():
     for arm in ('plain at 2','replay_default at 2','scaled at 2','plain_warmup at 2','plain at 1'):
         assert f'{mean[arm]:.1f}' in page[one:two], arm
     assert f"{mean['replay_default at 1']:.1f} where plain GRPO has {mean['plain at 1']:.1f}" in page[two:]
-    for arm in ('plain','replay_default','scaled','replay_scaled'): assert f"{mean[f'{arm} at 4']:.0f}" in page[one:two]
+    for arm in ('plain','replay_default','scaled','replay_scaled'):
+        assert f"{mean[f'{arm} at 4']:.0f}" in page[one:two], arm
 
 def test_leaving_dead_groups_out_is_plain_grpo_in_as_many_pairs_as_the_pages_say():
     old = pd.read_csv(NBS/'studies'/'rows'/'real_study.csv.xz', keep_default_na=False)
