@@ -21,16 +21,21 @@ from pathlib import Path
 from pytest import hookimpl
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = '''replay loss parts.ratios parts.groups run.record on_trl.record on_trl.rows see.findings
-    see.verdict'''.split()
-JUDGES = '''advantages checkpoints diagnose findings folders frameworks grpo_with_replay_buffer kl loss
-    messages methods one_text parity ratios records replay report reuse road rollouts terms thresholds trainer
-    trl_record trl_stored watch'''.split()
+ROOMS = '''replay loss variants.losses advantages trainer parts.ratios parts.corrections parts.loss_inputs
+    parts.groups parts.storage parts.validate run.record run.checkpoints on_trl.record on_trl.rows
+    on_trl.replayed on_trl.resume on_trl.distributed see.findings see.verdict see.readers see.readers.history
+    see.readers.table see.readers.groups'''.split()
+JUDGES = '''advantages checkpoints checks diagnose distributed findings folders frameworks
+    grpo_with_replay_buffer kinds kl loss messages methods one_text parity problems ratios records replay
+    report reuse road rollouts scaled_lr settings terms thresholds trainer trainer_input trl_defects
+    trl_faults trl_own_suite trl_record trl_resume trl_stored unread watch'''.split()
 FIELDS = 'draw room line function before after outcome by first same'.split()   # `first`: its first outcome
 QUICKEST = 20   # so many tests judge before the files of the others are imported
 SECONDS = 60   # of the processor that a damage may take more than its tests take without it
 
-def source(room): return ROOT/'grpo_nb'/f"{room.replace('.', '/')}.py"
+def source(room):
+    path = ROOT/'grpo_nb'/room.replace('.', '/')
+    return path/'__init__.py' if path.is_dir() else path.with_suffix('.py')
 
 # ---- damages ----------------------------------------------------------------------------------------------
 def untouched(tree):
