@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 import pytest, torch
 from trl import GRPOConfig, GRPOTrainer
-from grpo_nb.grpo_with_replay_buffer import (GRPOWithReplayBufferConfig, ReplayBuffer)
+from grpo_nb.grpo_with_replay_buffer import (GRPOWithReplayBufferConfig)
 from grpo_nb.on_trl.rows import TrlRows
 from grpo_nb.parts.groups import pack_groups
 import trl_tiny as T
@@ -22,38 +22,7 @@ def run(plan, B=2, steps=2, trace=None, **kw):
     t.train()
     return t,got
 
-def live(batch): return (batch['advantages'].view(-1, G).abs()>.1).all(1).tolist()
-
 def stored(t): return [e for e in t.replay_buffer]
-
-def trained_logps(t):
-    "Log-probs, old log-probs and inputs of every micro-batch the loss saw."
-    seen,old = [],t._fill_loss_inputs
-    def f(x, logps):
-        old(x, logps)
-        seen.append(dict(logps=logps.clone(), **{k:v.clone()
-            for k,v in x.items() if isinstance(v, torch.Tensor)}))
-    t._fill_loss_inputs = f
-    return seen
-
-# -- replaced, stored, evicted --------------------------------------------------------------------
-def test_in_a_mixed_batch_the_dead_group_is_replaced_and_both_living_ones_are_stored():
-    t,got = run([LIVE,LIVE,LIVE, LIVE,DEAD,LIVE], B=3)
-    assert got[1]['replayed'].view(-1, G).tolist()==[[False]*4,[True]*4,[False]*4]
-    assert live(got[1])==[True]*3
-    assert len(t.replay_buffer)==5 and sorted(e.step for e in stored(t))==[0,0,0,1,1]
-
-def test_the_replacement_is_a_stored_group_token_for_token():
-    t,got = run([LIVE,LIVE,LIVE, LIVE,DEAD,LIVE], B=3)
-    row = lambda b,i: (b['prompt_ids'][i][b['prompt_mask'][i].bool()].tolist(),
-        b['completion_ids'][i][b['completion_mask'][i].bool()].tolist(), round(b['advantages'][i].item(), 5))
-    group = lambda b,g: [row(b, g*G+i) for i in range(G)]
-    assert group(got[1], 1) in [group(got[0], g) for g in range(3)]
-
-def test_all_rows_of_a_replaced_group_carry_their_own_advantage():
-    _,got = run([[0.,1.,2.,5.], DEAD], B=1)
-    assert torch.equal(got[1]['advantages'],
-        got[0]['advantages']) and len(set(got[1]['advantages'].tolist()))==4
 
 def test_a_left_padded_prompt_comes_back_whole():
     t,got = run([LIVE,LIVE,LIVE,LIVE, DEAD], B=4)
@@ -249,78 +218,8 @@ def test_reference_logps_follow_a_reference_that_moves():
     run([LIVE,LIVE, *[LIVE,DEAD]*9], steps=8, trace=stale, **kw)
     assert sum(n)==7 and max(worst)<1e-5
 
-def test_the_hook_sees_rewards_as_the_trainer_makes_them():
-    t,got = run([LIVE,DEAD,LIVE], B=3, steps=1)
-    r = t.rewards.by_func
-    assert r.shape==(12, 1) and t.rewards.dead_mask(r).tolist()==[False,True,False]
-
 # -- the ratio ------------------------------------------------------------------------------------
 PLAN = [LIVE,LIVE, LIVE,DEAD, DEAD,LIVE, DEAD,DEAD]
-
-@pytest.mark.parametrize('opts', [{}, dict(loss_type='grpo'),
-    dict(steps_per_generation=2, gradient_accumulation_steps=2, per_device_train_batch_size=4),
-    dict(num_iterations=2, steps_per_generation=1, gradient_accumulation_steps=2)])
-def test_where_trl_needs_no_old_logps_fresh_rows_keep_ratio_1_and_replayed_rows_a_real_one(opts):
-    seen = []
-    def trace(t): seen.append(trained_logps(t))
-    t,_ = run(PLAN, steps=4, learning_rate=1e-2, trace=trace,
-        **{k:v for k,v in opts.items() if k!='per_device_train_batch_size'})
-    n = 0
-    for o in seen[0]:
-        if 'old_per_token_logps' not in o: continue
-        m = o['completion_mask'].bool()
-        r = (o['logps']-o['old_per_token_logps']).exp()
-        assert (r[~o['replayed']]==1).all()
-        if o['replayed'].any(): n += 1; assert (r[o['replayed']][m[o['replayed']]]-1).abs().max()>1e-3
-    assert n
-
-def test_stored_logps_are_those_of_the_policy_that_sampled():
-    # stored before the first step: compare with the untouched model
-    t,_ = run(PLAN, steps=1, learning_rate=1e-2)
-    m = T.model()
-    for e in stored(t):
-        d,row = e.data,0
-        for i,n in enumerate(d['lengths'].tolist()):
-            p,c = d['prompt_ids'].long(),d['completion_ids'][row:row+n].long()
-            x = torch.cat([p, c])[None]
-            with torch.no_grad(): want = m(x).logits[0, len(p)-1:-1].log_softmax(-1).gather(1, c[:,None])[:,0]
-            assert torch.allclose(d['old_per_token_logps'][row:row+n], want, atol=1e-5); row += n
-
-def test_capturing_them_equals_one_more_forward():
-    "The same training with TRL made to compute old log-probs for every row: same weights, same buffer."
-    a,_ = run(PLAN, steps=4, learning_rate=1e-2, loss_type='grpo')
-    def force(t):
-        old = t.update_with_replay_buffer
-        def f(batch, inputs):
-            ids,mask = (torch.cat([batch[f'prompt_{k}'], batch[f'completion_{k}']], 1)
-                for k in ('ids','mask'))
-            with torch.no_grad():
-                batch['old_per_token_logps'] = t._get_per_token_logps_and_entropies(t.model, ids, mask,
-                    batch['completion_ids'].shape[1])[0]
-            return old(batch, inputs)
-        t.update_with_replay_buffer = f
-    b,_ = run(PLAN, steps=4, learning_rate=1e-2, loss_type='grpo', trace=force)
-    wa,wb = T.weights(a),T.weights(b)
-    assert max((wa[k]-wb[k]).abs().max() for k in wa)<2e-5
-    for x,y in zip(stored(a), stored(b)):
-        assert x.step==y.step and torch.allclose(x.data['old_per_token_logps'], y.data['old_per_token_logps'],
-            atol=1e-4)
-
-@pytest.mark.parametrize('opts', [dict(steps_per_generation=2), dict(num_iterations=3),
-    dict(steps_per_generation=4, gradient_accumulation_steps=2, num_iterations=2)])
-def test_where_trl_computes_old_logps_they_are_stored_and_come_back(opts):
-    t,got = run(PLAN, steps=8, learning_rate=1e-2, **opts)
-    assert [b for b in got if not ('old_per_token_logps' in b and 'replay_old_logps' not in b)]==[]
-    old = [b for b in got if b['replayed'].any()]
-    assert old and t.batch.finished
-    known = {round(x, 4) for e in stored(t) for x in e.data['old_per_token_logps'].tolist()}
-    for b in old:
-        assert {
-            round(x, 4)
-            for x in b['old_per_token_logps'][b['replayed']][
-                b['completion_mask'][b['replayed']].bool()
-            ].tolist()
-        } <= known
 
 # -- options of its own ---------------------------------------------------------------------------
 def test_the_settings_of_the_buffer_and_the_tolerance_are_those_that_it_has():
@@ -347,15 +246,6 @@ def test_groups_of_the_same_prompt_can_come_first(first):
     t,_ = run([LIVE]*4+[DEAD,LIVE,LIVE,LIVE]*9, B=4, steps=8, dataset=T.data(4),
         replay_same_prompt_first=first, trace=trace)
     assert len(own)==7 and all(own)==first
-
-@pytest.mark.parametrize('drop', [False,True])
-def test_the_pull_of_kl_on_dead_groups_can_be_stopped(drop):
-    def nudge(t):
-        with torch.no_grad():
-            for p in t.model.parameters(): p.add_(.02*torch.randn_like(p))
-    t,_ = run([DEAD], B=1, steps=1, beta=.5, replay_no_kl_on_dead=drop, trace=nudge)
-    h = t.state.log_history[0]
-    assert (h['grad_norm']==0)==drop and (h['kl']==0)==drop
 
 def test_the_config_reads_from_a_command_line_and_documents_itself():
     from transformers import HfArgumentParser
@@ -391,17 +281,6 @@ def test_widths_are_rounded_up_where_asked():
     packs = pack_groups(TrlRows.from_trl(b), [slice(0, 4)])
     out = TrlRows.from_trl(small).insert(torch.arange(4), packs, multiple=4).data
     assert out['completion_ids'].shape[1]==12 and out['completion_mask'].sum()==36
-
-def test_a_buffer_of_64_groups_of_16_by_1024_holds_little_more_than_its_tokens():
-    n,B = 16*1024,ReplayBuffer(64)
-    b = dict(prompt_ids=torch.ones(16, 256, dtype=torch.int64),
-        prompt_mask=torch.ones(16, 256, dtype=torch.int64), completion_ids=torch.ones(16, 1024,
-            dtype=torch.int64), completion_mask=torch.ones(16, 1024, dtype=torch.int64),
-        advantages=torch.ones(16), old_per_token_logps=torch.zeros(16, 1024))
-    for i in range(64): B.add([1.], pack_groups(TrlRows.from_trl(b), [slice(0, 16)]), step=i)
-    held = sum(v.untyped_storage().nbytes() for e in B for v in e.data.values()
-        if isinstance(v, torch.Tensor))
-    assert held<=1.2*64*(n*8+16*4+256*4) and B.nbytes<=held
 
 # -- the documented example -----------------------------------------------------------------------
 def example(seed, steps=40, **kw):

@@ -73,33 +73,6 @@ def test_a_circle_and_an_import_that_climbs_are_seen(monkeypatch, tmp_path):
     assert {*_imports('parts.a')}=={'parts.b'} and {*_imports('parts.b')}=={'parts.a','see.view'}
     with pytest.raises(AssertionError, match='see.view'): test_imports_point_down('parts.b')
 
-def _machines_encoding(source):
-    "Calls that read or write text in the encoding of the machine"
-    for o in ast.walk(ast.parse(source)):
-        if not isinstance(o, ast.Call): continue
-        f,given = o.func,{k.arg:k.value for k in o.keywords}
-        name,method = getattr(f, 'attr', getattr(f, 'id', '')),isinstance(f, ast.Attribute)
-        if {'encoding',None} & {*given}: continue
-        theirs = method and getattr(f.value, 'id', '') in ('Image','os','tarfile','webbrowser')
-        if theirs and name=='open': continue   # which open no text
-        at = dict(open=0 if method else 1, fdopen=1).get(name)   # where the mode stands
-        mode = given.get('mode', o.args[at] if at is not None and len(o.args)>at else None)
-        binary = isinstance(mode, ast.Constant) and 'b' in str(mode.value)
-        if (name=='read_text' and not o.args or name=='write_text' and len(o.args)<2
-                or at is not None and not binary
-                or name in ('run','Popen','check_output') and {'text','universal_newlines'} & {*given}):
-            yield ast.unparse(o)
-
-@pytest.mark.parametrize('name', MODULES)
-def test_every_text_file_names_its_encoding(name):
-    "In a container whose locale knows ASCII alone a file of ours is read and written all the same."
-    assert [*_machines_encoding(FILES[name].read_text(encoding='utf-8'))]==[]
-
-def test_a_text_file_without_an_encoding_is_seen():
-    text = """f.read_text(); f.write_text('x'); open(f); f.open('w'); subprocess.run(x, text=True)
-f.read_text(encoding='utf-8'); open(f, 'rb'); f.open('wb'); os.fdopen(fd, mode, **text)"""
-    assert len([*_machines_encoding(text)])==5
-
 def test_only_the_door_and_the_maintainers_import_studies():
     may = 'research','studies','dev','door'
     wrong = [m for m in MODULES for o in _imports(m) if _wing(o)=='research' and _wing(m) not in may]

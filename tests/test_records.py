@@ -78,11 +78,6 @@ def test_a_compressed_record_reads_the_same_and_a_damaged_one_is_named(run):
         assert not r.rows and r.history.equals(plain.history)
         assert not broken or len(r.notes)==1 and 'groups.jsonl.gz is damaged' in r.notes[0]
 
-def test_settings_may_be_damaged_or_missing(run):
-    (run/'settings.json').write_text('{"seed": '); r = read_run(run)
-    assert r.settings=={} and 'settings.json' in r.notes[0]
-    (run/'settings.json').unlink(); assert read_run(run).settings=={}
-
 def test_resume_drops_later_rows_and_a_half_line(run):
     with open(run/'groups.jsonl', 'ab') as f: f.write(b'{"step": 2, "gro')
     (run/'summary.json').write_text('{"seed": 0}')
@@ -269,16 +264,6 @@ def test_the_record_of_another_run_is_not_gone_on_with(run):
     Recorder(run, settings=dict(seed=0), run='two', resume_step=3).log(dict(step=4))
     assert len(read_run(run).history)==1 and read_run(run).setting('run')=='two'
     assert len(read_run(run/'earlier-1').history)==3
-
-def test_a_stored_group_in_the_batch_is_shown_with_the_text_of_its_birth(tmp_path):
-    rec = Recorder(tmp_path)
-    rec.write_groups(1, group_rows(1, ['born'], ['x','y'], [[1., 0.]], id=[4], advantages=[[.7, -.7]]))
-    row = group_rows(3, [''], [[]], [[]],
-                     records=[dict(outcome='stored', replacement=dict(id=4, step=1, age=2))])
-    rec.write_groups(3, row)
-    o = read_run(tmp_path).by_step[3][0]
-    assert (o['prompt'], o['completions'], o['rewards'], o['advantages']) == ('born', ['x', 'y'],
-        [1.0, 0.0], [0.7, -0.7])
 
 def test_a_ratio_on_an_edge_counts_in_the_bin_above_it():
     from grpo_nb.run.record import RATIO_EDGES, ratio_hists

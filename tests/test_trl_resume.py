@@ -9,7 +9,6 @@ from grpo_nb.grpo_with_replay_buffer import (checkpoint_error,
     last_checkpoint)
 from grpo_nb.run.reading import read_run
 from grpo_nb.run.signals import Stopped
-from grpo_nb.run.checkpoints import load_state
 import trl_tiny as T
 from trl_resumed import buffers_equal, logs, make, rewards
 from weekly import most_weekly
@@ -128,15 +127,6 @@ def test_a_checkpoint_of_plain_grpo_resumes_with_an_empty_buffer(tmp_path, caplo
     b = make(tmp_path, 4); b.train(resume_from_checkpoint=True)
     assert b.state.global_step==4 and 'starts empty' in caplog.text
 
-def test_another_number_of_processes_is_said(tmp_path, caplog):
-    make(tmp_path, 2).train()
-    from grpo_nb.run.checkpoints import save_state, write_manifest
-    f = tmp_path/'checkpoint-2'/'grpo_state_0.pt'
-    for k in (0, 1): save_state(f.with_name(f'grpo_state_{k}.pt'), load_state(f)|dict(world=2))
-    write_manifest(tmp_path/'checkpoint-2')
-    t = make(tmp_path, 3); t.train(resume_from_checkpoint=True)
-    assert 'made by 2 processes' in caplog.text and t.state.global_step==3
-
 def test_other_replay_options_are_refused_and_named(tmp_path):
     make(tmp_path, 2).train()
     for kw in (dict(replay_buffer_size=7), dict(replay_buffer_size=0), dict(replay_priority='uniform'),
@@ -168,12 +158,6 @@ def test_a_run_does_not_go_on_with_other_data_unless_it_is_told_to(name, tmp_pat
     t = make(tmp_path, 4, num_iterations=2, dataset=data, ignore_data_skip=True)
     t.train(resume_from_checkpoint=True)
     assert t.state.global_step==4 and (tmp_path/'history.jsonl').read_text().startswith(lines)
-
-def test_other_rewards_are_said_where_nothing_is_stored(tmp_path, caplog):
-    make(tmp_path, 2, replay_buffer_size=0).train()
-    t = T.trainer(T.n_red, args=make(tmp_path, 3, replay_buffer_size=0, reward_weights=[2.]).args)
-    t.train(resume_from_checkpoint=True)
-    assert "rewards ['rewards'], this run uses ['n_red']" in caplog.text and t.state.global_step==3
 
 def second(completions, **kw): return [.25*i for i in range(len(completions))]
 
@@ -390,13 +374,6 @@ def test_a_second_run_of_a_trainer_loads_its_weights_into_the_engine_again(tmp_p
     t._generate_single_turn,t._last_loaded_step = turn,-1
     t.train(); t.train()
     assert loaded==[0, 0]
-
-@pytest.mark.parametrize('was,now', [('local','sharded'), ('sharded','local')])
-def test_a_buffer_of_the_other_kind_is_named(tmp_path, was, now):
-    make(tmp_path, 1, replay_scope=was).train()
-    why = f'has a {was} replay buffer, this run a {now} one: set `replay_scope`'
-    with pytest.raises(ValueError, match=why):
-        make(tmp_path, 2, replay_scope=now).train(resume_from_checkpoint=True)
 
 def test_a_second_run_of_a_trainer_does_not_train_on_what_the_first_left_of_a_batch():
     t = T.trainer(max_steps=1, steps_per_generation=2)

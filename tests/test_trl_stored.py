@@ -64,33 +64,6 @@ def four():
     shown = dict(log_completions=True, num_completions_to_print=0)
     return *go(steps=4, watch=watch, learning_rate=1e-2, **shown),forwards
 
-def test_a_stored_group_comes_back_token_for_token_with_its_advantages_and_log_probs(four):
-    born,(_,got,*_) = {},four
-    def row(b, i):
-        return (tuple(b['completion_ids'][i][b['completion_mask'][i].bool()].tolist()),
-            round(b['advantages'][i].item(), 5))
-    for b in got:
-        for g,old in enumerate(groups(b)):
-            group = tuple(row(b, g*G+i) for i in range(G))
-            if old: assert group in born
-            born[group] = True
-        assert b['num_items_in_batch']==b['completion_mask'].sum()
-        assert b['replay_dead'].sum()==0
-
-def test_every_count_is_of_what_was_sampled_or_of_what_is_trained_on(four):
-    _,got,reward,h,_ = four
-    sampled = 0
-    for b,o,r in zip(got, h, reward.seen):
-        fresh = ~b['replayed']
-        sampled += int(b['prompt_mask'][fresh].sum()+b['completion_mask'][fresh].sum())
-        # TRL's count: tokens that were sampled
-        assert o['num_tokens']==sampled
-        assert abs(o['completions/mean_length']-b['completion_mask'][fresh].sum(1).float().mean())<1e-5
-        assert abs(o['reward']-sum(r)/len(r))<1e-6
-        assert abs(o['reward_std']-torch.tensor(r).view(-1, G).std(1).mean())<1e-6
-        assert o['replay/live_before']==o['replay/live_after']==1
-    assert [o['replay/buffer_size'] for o in h]==[3,4,5,6]
-
 def test_the_loss_is_that_of_a_batch_that_was_wholly_sampled_and_no_forward_is_added(four):
     _,got,_,h,forwards = four
     assert sum(forwards)==3+4   # three that check the model before the first step, and one in each step
