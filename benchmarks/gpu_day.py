@@ -380,7 +380,7 @@ def rank_trains(
     T:int,         # tokens of a completion
 )->dict:          # losses, groups replaced, seconds
     "One rank of a run with replay."
-    from cpu_shims import fsdp2_on_cpu   # of tests/
+    from on_cpu import fsdp2_on_cpu
     if strategy=='fsdp2': fsdp2_on_cpu()   # the settings are those of a GPU; only what it adds is for a CPU
     work = Sums(B=4, G=4, T=T, device='cpu')
     t0 = time.perf_counter()

@@ -12,7 +12,7 @@ os.environ.setdefault('OMP_NUM_THREADS', '1')   # two threads on two busy cores 
 from another import elsewhere
 from browsing import CHROME, PATIENCE, QUIET, patient
 ROOT = Path(__file__).parent.parent
-sys.path.append(str(ROOT/'benchmarks'))   # whose scripts are tested too
+sys.path += [str(ROOT/'benchmarks'), str(ROOT/'nbs'/'scale')]   # whose scripts are tested too
 
 def pytest_addoption(parser):
     parser.addoption('--slow', action='store_true', help='run the slow tests too: benchmarks and long runs')

@@ -15,7 +15,7 @@ import torch
 torch.set_num_threads(1)
 import trl_tiny as T
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
-from cpu_shims import fsdp2_on_cpu
+from on_cpu import fsdp2_on_cpu
 from grpo_nb.run.reading import read_lines
 
 STEPS,G = 10,4

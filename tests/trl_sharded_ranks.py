@@ -132,13 +132,13 @@ for scene in scenes:
     if scene=='resumed': run(scene, resume=True, folder='signal', **MU2)
     if scene=='from_one': run(scene, resume=os.environ['FROM_ONE'])
     if scene=='fsdp2':
-        from cpu_shims import fsdp2_on_cpu
+        from on_cpu import fsdp2_on_cpu
         fsdp2_on_cpu()
         run(scene, per_device_train_batch_size=6)
         run('fsdp2_resumed', resume=str(out/'fsdp2'/'checkpoint-3'), folder='fsdp2',
             per_device_train_batch_size=6)
     if scene=='parts':
-        from cpu_shims import fsdp2_on_cpu
+        from on_cpu import fsdp2_on_cpu
         fsdp2_on_cpu(fsdp_state_dict_type='SHARDED_STATE_DICT')
         run(scene, per_device_train_batch_size=6).save_model(str(out/'parts_model'))
         run('parts_resumed', resume=str(out/scene/'checkpoint-3'), folder=scene,
@@ -176,7 +176,7 @@ for scene in scenes:
             except Exception as e: said = f'{type(e).__name__} after {len(got)} batches: {e}'
             (out/f'{name}{rank}').write_text(said)
     if scene=='moving':
-        from cpu_shims import fsdp2_on_cpu
+        from on_cpu import fsdp2_on_cpu
         fsdp2_on_cpu(fsdp_cpu_ram_efficient_loading=False)
         kw = dict(beta=.1, sync_ref_model=True, ref_model_sync_steps=1, ref_model_mixup_alpha=.5,
             save_steps=2)
@@ -184,7 +184,7 @@ for scene in scenes:
         run('moving_resumed', steps=4, resume=str(out/'moving'/'checkpoint-2'), folder=scene, **kw)
     if scene in ('llama','llama_fsdp2','llama_killed'):
         if scene!='llama':
-            from cpu_shims import fsdp2_on_cpu
+            from on_cpu import fsdp2_on_cpu
             fsdp2_on_cpu(fsdp_cpu_ram_efficient_loading=False)
         kw = dict(steps=4, save_steps=2, per_device_train_batch_size=6)
         if scene=='llama_killed':

@@ -1,7 +1,9 @@
 "A tiny Qwen2 with its tokenizer, data and rewards for the tests of the TRL trainer; nothing is downloaded."
-import copy, functools, tempfile
+import copy, functools, sys, tempfile
+from pathlib import Path
 import torch
 from datasets import Dataset
+sys.path.append(str(Path(__file__).parents[1]/'nbs'/'scale'))   # `on_cpu` is there
 
 WORDS = (
     'one two three four five six seven eight nine ten red blue green big small cat dog sky sea tree'.split()

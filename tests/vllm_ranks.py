@@ -3,7 +3,7 @@ import os, sys
 from pathlib import Path
 import vllm_tiny as X
 import torch
-from cpu_shims import fsdp2_on_cpu
+from on_cpu import fsdp2_on_cpu
 from grpo_nb.tasks import completion_text
 
 def uneven(completions, prompts, **kw):

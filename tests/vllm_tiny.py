@@ -4,7 +4,9 @@
 `test_vllm.py` holds the same rows to their bounds. Needs the environment that `test_vllm.py` describes.
 """
 import copy, itertools, sys
-from cpu_shims import vllm_on_cpu
+from pathlib import Path
+sys.path.append(str(Path(__file__).parents[1]/'nbs'/'scale'))
+from on_cpu import vllm_on_cpu
 vllm_on_cpu()   # before trl
 import pandas as pd, torch
 import trl.generation.vllm_generation as V

@@ -1,9 +1,9 @@
 #!/bin/bash
-# Eight nodes of eight GPUs: seven train, the last one serves vLLM. Submit it in a folder that every node sees:
-#   sbatch slurm.sh
-# A model and a data set must be in that folder's reach: `hf download` them on a node that has a network.
+# The full run on three nodes of eight GPUs: the first two train, the last one serves vLLM. Submit it from a clone
+# in a folder that every node mounts, with the environment of chapter 18 active and the model downloaded:
+#   sbatch nbs/scale/slurm.sh
 #SBATCH --job-name=grpo
-#SBATCH --nodes=8
+#SBATCH --nodes=3
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=64
@@ -15,25 +15,40 @@
 ##SBATCH --account=NAME
 ##SBATCH --partition=NAME
 
-# SIGTERM, at the time limit or to make room: the trainers save at the end of their step, then the job queues itself
-# again and goes on from there. It is passed on from the first line, so also while the server still starts.
+# On SIGTERM, at the time limit or to make room, the trainers save at the end of their step; then the job queues
+# itself again and goes on from there. The trap is set in the first line, so that it also holds while vLLM starts;
+# the server has to stay while they train.
 again= ; step= ; server=
-trap 'again=1; kill -TERM ${step:-$server} 2>/dev/null' TERM   # while they train, the server has to stay
+trap 'again=1; kill -TERM ${step:-$server} 2>/dev/null' TERM
 
-MODEL=Qwen/Qwen2.5-32B-Instruct
-PORT=8000
-export HF_HUB_OFFLINE=1 WANDB_MODE=offline   # compute nodes often have no network
-export OMP_NUM_THREADS=8                     # cores of a node for each of its GPUs
-# export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0   # where the nodes' first interface is not the fast one
+MODEL=${MODEL:-Qwen/Qwen2.5-32B-Instruct}   # on the hub, or a folder
+OUTPUT=${OUTPUT:-runs/full}                 # on a file system that all nodes mount
+PORT=${PORT:-8000}                          # of vLLM's server
+MASTER_PORT=${MASTER_PORT:-29500}           # of the trainers
+GPUS=${GPUS:-8}                             # of a node
+export HF_HUB_OFFLINE=1                     # compute nodes often have no network: `hf download` elsewhere
+export OMP_NUM_THREADS=8                    # cores of a node for each of its GPUs
+# export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0   # where a node's first interface is not the fast one
+# export NCCL_IB_HCA=mlx5                                # its InfiniBand cards, where NCCL does not find them
+NODES=$((SLURM_NNODES-1))                   # that train
 MASTER=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 SERVER=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | tail -n 1)
-export MASTER SERVER MODEL PORT
+FSDP2=$(python -c 'import trl; print(trl.__path__[0])')/accelerate_configs/fsdp2.yaml
+export MODEL OUTPUT PORT MASTER_PORT GPUS NODES MASTER SERVER FSDP2
 
-# The server: four copies, each on two GPUs. Weights come from the trainers after every update, and log-probs are
-# those of the distribution that was sampled from.
+# What is missing is said before anything is loaded.
+# shellcheck disable=SC2016
+srun --nodes="$NODES" --ntasks="$NODES" --exclude="$SERVER" bash -c '
+    python nbs/scale/check_node.py --config nbs/scale/eight_gpus.yaml --model "$MODEL" --output_dir "$OUTPUT" \
+        --vllm_mode server --num_processes $((NODES*GPUS)) --num_machines "$NODES" --machine_rank "$SLURM_PROCID" \
+        --main_process_port "$MASTER_PORT"' || exit 1
+
+# The server gets new weights from the trainers after every update (the development mode lets it), and its
+# log-probs are those of the distribution that was sampled from. From vLLM 0.30 on, images need the last option.
 srun --nodes=1 --ntasks=1 --nodelist="$SERVER" env VLLM_SERVER_DEV_MODE=1 \
-    vllm serve "$MODEL" --port "$PORT" --tensor-parallel-size 2 --data-parallel-size 4 \
-    --weight-transfer-config '{"backend":"nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1 &
+    vllm serve "$MODEL" --port "$PORT" --tensor-parallel-size "$GPUS" --max-model-len 1024 \
+    --weight-transfer-config '{"backend":"nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1 \
+    --enable-scale-out &
 server=$!
 until curl -sf "http://$SERVER:$PORT/health"; do
     [ -n "$again" ] && { scontrol requeue "$SLURM_JOB_ID"; exit 0; }
@@ -42,17 +57,16 @@ until curl -sf "http://$SERVER:$PORT/health"; do
 done
 
 # The trainers: one task a node, which starts accelerate there. Its rank is read on the node, so the quotes are
-# single; the signal goes to the trainers alone, since accelerate would end them at once.
+# single. The signal goes to the trainers alone: accelerate would end them at once.
 # shellcheck disable=SC2016
-srun --nodes=7 --ntasks=7 --exclude="$SERVER" bash -c '
+srun --nodes="$NODES" --ntasks="$NODES" --exclude="$SERVER" bash -c '
     trap "pkill -TERM -P \$run" TERM
-    setsid grpo_nb trl --accelerate_config fsdp2 --num_processes 56 --num_machines 7 \
-        --machine_rank "$SLURM_PROCID" --main_process_ip "$MASTER" --main_process_port 29500 --rdzv_backend c10d \
-        --fsdp_state_dict_type SHARDED_STATE_DICT --fsdp_cpu_ram_efficient_loading true \
-        --recipe gsm8k --model "$MODEL" --beta 0 --max_completion_length 1024 --num_generations 16 \
+    setsid accelerate launch --config_file "$FSDP2" --num_processes $((NODES*GPUS)) --num_machines "$NODES" \
+        --machine_rank "$SLURM_PROCID" --main_process_ip "$MASTER" --main_process_port "$MASTER_PORT" \
+        --rdzv_backend c10d --fsdp_state_dict_type SHARDED_STATE_DICT \
+        nbs/scale/full_run.py --config nbs/scale/eight_gpus.yaml --model "$MODEL" --output_dir "$OUTPUT" \
         --per_device_train_batch_size 8 --steps_per_generation 2 --gradient_accumulation_steps 1 \
-        --use_vllm --vllm_mode server --vllm_server_host "$SERVER" --vllm_server_port "$PORT" \
-        --save_steps 50 --save_total_limit 2 --output_dir runs/gsm8k --resume auto &
+        --vllm_mode server --vllm_server_host "$SERVER" --vllm_server_port "$PORT" &
     run=$!
     while kill -0 $run 2>/dev/null; do wait $run; code=$?; done
     exit $code' &
