@@ -4,7 +4,7 @@
     grpo_nb bench                      # every part
     grpo_nb bench --only step --quick  # one of them, small, to see that it works
 """
-import gc, math, os, sys, tempfile, threading, time, warnings, weakref
+import gc, json, math, os, sys, tempfile, threading, time, warnings, weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,6 @@ from slow_loop import generate_loop
 from grpo_nb.studies.study import machine
 from grpo_nb.replay import ReplayBuffer
 from grpo_nb.variants.strategy import Keep
-from memory_plan import model_config
 from grpo_nb.tiny_qwen import encode_prompts, load_model, make_tokenizer, tiny_model
 from grpo_nb.trainer import TrainConfig, TrainState, init_state, train_batch
 
@@ -155,8 +154,9 @@ def _shape(size):
     "Fields of the config."
     if size in QWEN:
         names = 'hidden_size num_hidden_layers num_attention_heads num_key_value_heads intermediate_size'
-        c = model_config(f'Qwen/Qwen2.5-{size}')
-        return {k:getattr(c, k) for k in names.split()}|dict(vocab_size=151_936, max_position_embeddings=4096)
+        known = json.loads((Path(__file__).parent/'shapes.json').read_text(encoding='utf-8'))
+        c = known[f'Qwen/Qwen2.5-{size}']
+        return {k:c[k] for k in names.split()}|dict(vocab_size=151_936, max_position_embeddings=4096)
     width,blocks,inner = SHAPES[size]
     return dict(hidden_size=width, num_hidden_layers=blocks, intermediate_size=inner,
                 num_attention_heads=width//32, num_key_value_heads=width//64)

@@ -6,12 +6,12 @@
     grpo_nb bench --gpu                   # goes on where that stopped
     grpo_nb bench --gpu --only smoke,nccl # some of it
 """
-import gc, json, math, os, signal, sys, tempfile, time, warnings
+import gc, json, math, os, signal, subprocess, sys, tempfile, time, warnings
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 import pandas as pd
-import torch
+import torch, yaml
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -21,12 +21,11 @@ from trl import GRPOTrainer
 from bench_speed import (
     Bench, Paced, Work, compared, generators, in_turn, peak_bytes, read_bench, row, some_answers, spread,
     stamp, trl_trainer, write_rows)
-from memory_plan import memory_plan
+from rehearsal import ROOT, SCALE, SETTINGS, TINY, history
 from grpo_nb.cli import function_parser
 from grpo_nb.evaluation import evaluate
 from grpo_nb.see.verdict import verdict
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
-from grpo_nb.parts.batch_plan import batch_plan
 from grpo_nb.demo import DEMOS
 from grpo_nb.parts.datasets import chain_sum, end_at_newline, make_problems
 from grpo_nb.studies.real_study import REAL_GPU, continue_study, real_plan, rehearsal_plan
@@ -36,6 +35,9 @@ from grpo_nb.parts.stats import paired_difference, mean_ci
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model
 from grpo_nb.trainer import TrainConfig, train, train_batch
+
+sys.path.append(str(SCALE))   # chapter 18's scripts
+from plan import memory_plan
 
 DAY = {}   # name: function of a `Bench` that yields rows, in the order of the day
 
@@ -55,6 +57,59 @@ def _in_seconds(o, arms, seconds, most=20):
     in_turn(arms, 1, 0, sync)
     fit = int(seconds/(time.perf_counter()-t))
     return in_turn(arms, o.some(min(most, max(5, fit)), 2), 0, sync)
+
+def _in_cache(name, kind='model'):
+    "Is it in the hub's cache of this machine?"
+    from huggingface_hub import try_to_load_from_cache
+    file = 'config.json' if kind=='model' else 'README.md'
+    return isinstance(try_to_load_from_cache(name, file, repo_type=kind), str)
+
+def _full_run_settings(o):
+    "Those of chapter 18 for what is here: Qwen and GSM8K where they are in the cache, else SmolLM2 and sums."
+    if o.device!='cuda': return SETTINGS|TINY
+    big = yaml.safe_load((SCALE/'eight_gpus.yaml').read_text(encoding='utf-8'))
+    if not (_in_cache(big['model']) and _in_cache('openai/gsm8k', 'dataset')):
+        small = ('model','dataset','num_generations','max_completion_length','learning_rate')
+        big |= {k:SETTINGS[k] for k in small}
+    if find_spec('vllm') is None: big |= dict(use_vllm=False, vllm_enable_sleep_mode=False)
+    return big|dict(max_steps=20, save_steps=10, disable_tqdm=True)
+
+def _memory_used():
+    "The most that a card has in use, bytes; 0 without one."
+    ask = ['nvidia-smi','--query-gpu=memory.used','--format=csv,noheader,nounits']
+    try: said = subprocess.run(ask, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError): return 0
+    return max(int(k) for k in said.split())*2**20
+
+@_measurement(240)
+def _full_run(o):
+    "Chapter 18's script on every card, in two processes on a CPU: curve, seconds, memory."
+    cuda = o.device=='cuda'
+    n = torch.cuda.device_count() if cuda else 2
+    settings = _full_run_settings(o)|dict(output_dir=f'{o.folder}/full')
+    words = [SCALE/'full_run.py', *(w for k,v in settings.items() for w in (f'--{k}', v))]
+    if cuda:
+        import trl
+        fsdp2 = f'{trl.__path__[0]}/accelerate_configs/fsdp2.yaml'
+        start = ['-m','accelerate.commands.launch','--config_file',fsdp2,'--num_processes',n] if n>1 else []
+    else: start = ['-m','torch.distributed.run','--standalone','--nproc_per_node',n,SCALE/'on_cpu.py']
+    env = os.environ|dict(PYTHONPATH=str(ROOT))|({} if cuda else dict(OMP_NUM_THREADS='1'))
+    log,peak,t0 = Path(o.folder)/'log',0,time.perf_counter()
+    with open(log, 'w', encoding='utf-8') as f:
+        p = subprocess.Popen([str(k) for k in (sys.executable, *start, *words)], env=env, stdout=f, stderr=f)
+        while p.poll() is None:
+            peak = max(peak, _memory_used() if cuda else 0)
+            time.sleep(1)
+    if p.returncode: raise RuntimeError(f'{n} processes ended with {p.returncode}: {log.read_text()[-300:]}')
+    said = f'{settings["model"]}, {settings["dataset"]}, {n} processes'
+    rows = history(settings['output_dir'])
+    for k in rows: yield row('', 'reward', 'replay', x=k['step'], value=k['reward'])
+    yield row('', 'a run', 'replay', value=time.perf_counter()-t0, unit='s', rounds=len(rows), note=said)
+    speed = rows[-1]['num_tokens']/sum(k['step_time'] for k in rows)
+    yield row('', 'tokens', 'replay', value=speed, unit='tokens/s', note=said)
+    replaced = sum(k['replay/replaced'] for k in rows)
+    yield row('', 'groups replaced', 'replay', value=replaced, unit='groups', note=said)
+    if cuda: yield row('', 'memory in use, fullest card', 'replay', value=peak, unit='bytes', note=said)
 
 @_measurement(10)
 def _card(o):
@@ -214,10 +269,10 @@ def _beside(o, size, **more):
         for arm,f in arms.items():
             yield _counted(o, 'peak memory', arm, own[arm]+_peak(f, o.device), 'bytes', said)
             yield _kernel_row(o, 'kernels of a step', arm, f, said)
-        batch = batch_plan(work.G, work.B*work.G)
-        plan = memory_plan(arms['replay'].trainer.model.config, batch, work.P, work.T, checkpointing=False,
-            bf16=o.device=='cuda')
-        if not work.lora: yield row('', 'peak memory', 'plan', value=plan['total'], unit='bytes', note=said)
+        config = arms['replay'].trainer.model.config
+        plan = memory_plan(config, work.B*work.G, work.P+work.T, checkpointing=False)
+        planned = 1e9*sum(plan.values())
+        if not work.lora: yield row('', 'peak memory', 'plan', value=planned, unit='bytes', note=said)
     finally:
         for f in arms.values(): f.close()
 
@@ -432,9 +487,8 @@ def _vllm(o):
 @_measurement(200)
 def _real_qwen(o):
     "Qwen2.5-0.5B-Instruct learns sums, where its weights are in the cache."
-    from huggingface_hub import try_to_load_from_cache
     name = 'Qwen/Qwen2.5-0.5B-Instruct'
-    if not isinstance(try_to_load_from_cache(name, 'config.json'), str):
+    if not _in_cache(name):
         yield row('', 'pass@1', 'all', status='not run', note=f'{name} is not in the cache of this machine')
     else: yield from _learning(o, name, o.some(60, 2), 1e-6)
 

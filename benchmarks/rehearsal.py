@@ -28,7 +28,8 @@ SHOWN = {'step':'step', 'loss':'loss', 'grad_norm':'grad_norm', 'reward':'reward
 def command(processes, folder, seed, settings):
     "The launch of a run: the batch stays the same on any number of processes, and so does the buffer."
     rows,groups = (2*settings[k]//processes for k in ('per_device_train_batch_size','replay_buffer_size'))
-    own = settings|dict(per_device_train_batch_size=rows, replay_buffer_size=groups, seed=seed, output_dir=folder)
+    own = settings|dict(per_device_train_batch_size=rows, replay_buffer_size=groups, seed=seed,
+        output_dir=folder)
     words = [f'{SCALE}/on_cpu.py', f'{SCALE}/full_run.py', *(w for k,v in own.items() for w in (f'--{k}', v))]
     launcher = ['-m', 'torch.distributed.run', '--standalone', '--nproc_per_node', processes]
     return [str(o) for o in (sys.executable, *(launcher if processes>1 else []), *words)]

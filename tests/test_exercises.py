@@ -457,3 +457,47 @@ def test_the_largest_legal_batch():
         batch_plan=batch_plan)
     assert agreed(ns, 'most_rows', 'check_most_rows', solution, [
         lambda G: 40, lambda G: 40-G, lambda G: (40//G+1)*G, lambda G: 40//G, lambda G: 40//8*8])
+
+# --- chapter 18
+
+def test_who_has_a_group():
+    ns,solution = exercise('full_run', 'holders', 'def holders(', 'def holders_by_row')
+    def between(first, last): return lambda g, G, rows: list(range(first(g, G, rows), last(g, G, rows)+1))
+    def first(g, G, rows): return g*G//rows
+    def last(g, G, rows): return (g*G+G-1)//rows
+    assert agreed(ns, 'holders', 'check_holders', solution, [
+        lambda g, G, rows: [g*G//rows], between(first, lambda g, G, rows: (g*G+G)//rows),
+        between(first, lambda g, G, rows: g*G//rows+1), between(lambda g, G, rows: g, last),
+        lambda g, G, rows: [first(g, G, rows), last(g, G, rows)], lambda g, G, rows: [g%8],
+        lambda g, G, rows: set(range(first(g, G, rows), last(g, G, rows)+1)), between(last, last)],
+        changed=[lambda x: 2*x+1, lambda x: x+1, lambda x: -x-1, lambda x: 0])
+
+def test_the_buffer_on_four_processes():
+    ns,solution = exercise('full_run', 'dealt', 'def dealt(', 'def dealt_in_turn', random=random)
+    assert agreed(ns, 'dealt', 'check_dealt', solution, [
+        lambda ids, W: [sorted(i for i in ids if i%W==r) for r in range(W)],
+        lambda ids, W: [sorted(ids)[r*len(ids)//W:(r+1)*len(ids)//W] for r in range(W)],
+        lambda ids, W: [ids[r::W] for r in range(W)], lambda ids, W: [sorted(ids)]*W,
+        lambda ids, W: [sorted(ids)]+[[]]*(W-1), lambda ids, W: [sorted(ids)[::-1][r::W] for r in range(W)],
+        lambda ids, W: [sorted(ids)[r::W] for r in range(W-1)]],
+        changed=[lambda x: x+1, lambda x: -x, lambda x: 0])
+
+def test_memory_with_lora():
+    from transformers import AutoConfig, AutoModelForCausalLM
+    import plan
+    shapes = json.loads((ROOT/'benchmarks/shapes.json').read_text())
+    ns,solution = exercise('full_run', 'lora_gb', 'def lora_gb(', 'def adapters_by_layer',
+        AutoConfig=AutoConfig, AutoModelForCausalLM=AutoModelForCausalLM, count_weights=plan.count_weights,
+        shapes=shapes)
+    def layer(c, r, inner=3, narrow=True, square=2):
+        h,f = c.hidden_size,c.intermediate_size
+        k = h*c.num_key_value_heads//c.num_attention_heads if narrow else h
+        return r*(square*2*h+2*(h+k)+inner*(h+f))
+    def of(states=16, frozen=4, layers=True, cut=True, **how):
+        def gb(c, n, r, W):
+            a = layer(c, r, **how)*(c.num_hidden_layers if layers else 1)
+            return (frozen*n+states*a)/(W if cut else 1)/1e9
+        return gb
+    assert agreed(ns, 'lora_gb', 'check_lora', solution, [of(frozen=0), of(frozen=16), of(states=4),
+        of(layers=False), of(cut=False), of(inner=0), of(inner=2), of(narrow=False), of(square=1),
+        of(frozen=2), of(states=12)])

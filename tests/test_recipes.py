@@ -323,6 +323,40 @@ def test_the_command_starts_two_processes_by_a_file_that_trl_ships(tmp_path):
     assert {'rewards/correctness/mean','replay/dead','kl'} <= set(run.history.columns)
     assert len(run.groups[run.groups.step==run.groups.step.min()])==4   # prompts of both processes together
 
+@pytest.fixture
+def launched(monkeypatch):
+    "What accelerate would start, in place of starting it"
+    from accelerate.commands import launch
+    seen = []
+    monkeypatch.setattr(launch, 'launch_command', seen.append)
+    monkeypatch.delenv('LOCAL_RANK', raising=False)
+    return seen
+
+def test_a_file_may_ask_for_the_processes(tmp_path, launched):
+    file = tmp_path/'run.yaml'
+    file.write_text('model: tiny\nnum_processes: 3\naccelerate_config: fsdp2\nuse_cpu: true\n')
+    for words in (['--config', str(file)], [f'--config={file}']): assert train_trl(words) is None
+    train_trl(['--config', str(file), '--num_processes', '2'])   # the command line goes before the file
+    assert [o.num_processes for o in launched]==[3, 3, 2]
+    assert all(o.config_file.endswith('fsdp2.yaml') for o in launched)
+    assert launched[0].training_script_args[-2:]==['--config', str(file)]
+    file.write_text('model: tiny\n')
+    with pytest.raises(ValueError, match='--dataset is missing'): train_trl(['--config', str(file)])   # here
+
+def test_what_is_wrong_for_all_processes_is_said_once_and_nothing_starts(launched, monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 3)
+    many = ['--model','tiny','--num_processes']
+    with pytest.raises(ValueError, match="did you mean '--learning_rate'"):
+        train_trl([*many, '3', '--learning_rat', '1'])
+    with pytest.raises(ValueError, match='8 processes are asked for, one a GPU, and torch sees 3 GPUs'):
+        train_trl(['--model','tiny','--accelerate_config','fsdp2'])   # TRL's file says 8
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 0)
+    with pytest.raises(ValueError, match='sees no GPU here.*--use_cpu true'): train_trl([*many, '2'])
+    assert not launched
+    train_trl([*many, '2', '--use_cpu', 'true'])
+    train_trl([*many, '16', '--num_machines', '2', '--use_cpu'])
+    assert len(launched)==2
+
 WRONG = [
     (lambda d: ['--model','no-such-model','--rows_file',str(d/'rows.jsonl')], 'no-such-model'),
     (lambda d: ['--model','tiny'], "Couldn't reach 'openai/gsm8k'"),
