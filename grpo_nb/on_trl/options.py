@@ -13,6 +13,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+import torch, yaml
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 from trl import ModelConfig
@@ -209,7 +210,10 @@ def split_launch(
     words:list,  # of a command line
     own:set,     # options of the run, as `--name`
 )->tuple:        # (words for `accelerate launch`, words for the run)
-    "Tell the options of `accelerate launch`, and the two that ask for one, from those of the run."
+    """Tell the options of `accelerate launch`, and the two that ask for one, from those of the run.
+
+    These two may also be in the file that `--config` names.
+    """
     from accelerate.commands.launch import launch_command_parser
     theirs = {k:v.nargs for k,v in launch_command_parser()._option_string_actions.items()}
     theirs = {k:v for k,v in theirs.items() if k not in own}
@@ -220,17 +224,45 @@ def split_launch(
         if name not in theirs: run.append(w)
         elif theirs[name]==0: launcher.append(name)   # a flag
         else: launcher += [name, value if equals else next(rest, '')]
-    return launcher,run
+    file = _config_file(run)
+    asked = [k for k in ('accelerate_config','num_processes') if k in file and f'--{k}' not in launcher]
+    return launcher+[o for k in asked for o in (f'--{k}', str(file[k]))],run
+
+def _config_file(words):
+    "What the file that `--config` names holds."
+    at = next((i for i,w in enumerate(words) if w.partition('=')[0]=='--config'), None)
+    if at is None: return {}
+    path = Path(words[at].partition('=')[2] or ''.join(words[at+1:at+2])).expanduser()
+    return yaml.safe_load(path.read_text(encoding='utf-8')) or {} if path.is_file() else {}
+
+def _check_gpus(args, on_cpu):
+    "ValueError where this machine has fewer GPUs than the processes that accelerate would start on it."
+    file = yaml.safe_load(Path(args.config_file).read_text(encoding='utf-8')) if args.config_file else {}
+    def given(k): return int(getattr(args, k) or file.get(k) or 1)
+    asked,here = given('num_processes')//given('num_machines'),torch.cuda.device_count()
+    if on_cpu or asked<=here: return
+    how = f'`--num_processes {here}`' if here else '`--use_cpu true --bf16 false` starts them on the CPU'
+    raise ValueError(f'{asked} processes are asked for, one a GPU, and torch sees {here or "no"} GPU'
+        f'{"s"*(here>1)} here: {how}')
 
 def launch(
     launcher:list,  # words for `accelerate launch`, from `split_launch`
     run:list,       # words for `grpo_nb trl`
+    options:TrlOptions,  # of the run
 )->None:
-    "Start the run on many processes, as TRL's command does. ValueError for no such launch file."
+    """Start the run on many processes, as TRL's command does.
+
+    ValueError for no such launch file, an unknown option, or too few GPUs: once, and not by each process.
+    """
     from accelerate.commands.launch import launch_command, launch_command_parser
     from trl.cli.accelerate_config import resolve_accelerate_config_argument
     words = resolve_accelerate_config_argument(launcher)
-    launch_command(launch_command_parser().parse_args([*words, '-m', 'grpo_nb', 'trl', *run]))
+    args = launch_command_parser().parse_args([*words, '-m', 'grpo_nb', 'trl', *run])
+    settings,rest = options.parse_known_args(run)
+    for o in rest:
+        if o[:2]=='--' and o.partition('=')[0] not in ('--config','--recipe'): options._refuse(o)
+    _check_gpus(args, settings.use_cpu or _config_file(run).get('use_cpu'))
+    launch_command(args)
 
 # %% ../../nbs/on_trl/options.ipynb #c1f7a6dd
 def _n_tokens(tok, prompt):
