@@ -137,7 +137,7 @@ def test_the_whole_check_passes_on_two_processes_and_fails_without_a_gpu(tmp_pat
 def test_the_settings_of_both_sizes_are_known_and_legal():
     for name,n in (('eight_gpus',8), ('two_processes',2)):
         o = N.read_settings([*f'--config {SCALE}/{name}.yaml --num_processes {n}'.split()])
-        assert 'optimizer steps' in N.check_batch(o)
+        assert 'optimizer steps: 1' in N.check_batch(o)
 
 def test_a_layer_keeps_as_many_bytes_as_the_plan_counts():
     "Tensors saved for the backward pass of a small Qwen2, beside the formula."

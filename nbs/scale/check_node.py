@@ -65,7 +65,7 @@ def check_batch(o):
             +' or '.join(str(k) for k in near if k))
     p,cut = plan(b),len(plan(b)['straddling'])
     return (f'{p["completions"]} answers to {p["prompts"]:.0f} prompts, {p["completions_per_process"]} on each '
-        f'process, {cut} groups on two or more of them; {p["optimizer_steps_per_generation"]:g} optimizer steps')
+        f'process, {cut} groups on two or more of them; optimizer steps: {p["optimizer_steps_per_generation"]:g}')
 
 def check_memory(o):
     config = AutoConfig.from_pretrained(TINY_QWEN_DIR if o.model=='tiny' else model_folder(o.model))

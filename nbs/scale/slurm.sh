@@ -8,7 +8,7 @@
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=64
 #SBATCH --mem=0
-#SBATCH --time=24:00:00
+#SBATCH --time=1-0            # days-hours
 #SBATCH --signal=B:TERM@600   # seconds before the end: more than one step and one save take
 #SBATCH --requeue
 #SBATCH --open-mode=append
