@@ -246,7 +246,7 @@ def train_trl(
         options = TrlOptions(RECIPES[recipe][0] if recipe else TrlArguments, GRPOWithReplayBufferConfig)
         launcher,run = split_launch(typed, {*options._option_string_actions})
         if launcher:
-            launch(launcher, run)   # every process comes here again, without these words
+            launch(launcher, run, options)   # every process comes here again, without these words
             return None
     if recipe:
         kind,system,made,top,usual = RECIPES[recipe]
