@@ -33,7 +33,7 @@ RULES = dict(plain={}, recency=dict(replay_priority='recency'), uniform=dict(rep
     uses=dict(replay_max_uses=1), age=dict(replay_age_limit=2), beside=dict(replay_stored_per_fresh=1),
     beside_uses=dict(replay_stored_per_fresh=3, replay_max_uses=2, replay_priority='uniform', seed=5))
 BY_HAND = dict(decay=dict(age_decay=1.5), own_prompt=dict(same_prompt_first=True), seed=dict(seed=3),
-    small=dict(buffer_size=3, priority='recency', stored_per_fresh=1))
+    small=dict(buffer_size=3, priority='recency', stored_per_fresh=1), ratio_one=dict(force_ratio_one=True))
 
 def paid(completion_ids, i, **kw):
     return [float(sum(c)%3)/2 if k%3 else 0. for k,c in zip(i, completion_ids)]
@@ -49,7 +49,8 @@ def test_a_run_of_the_course_is_filled_as_it_was(name, tmp_path):
     train(model, tok, data, paid, TrainConfig(**dict(output_dir=tmp_path/'r', num_generations=4,
         generation_batch_size=32, steps_per_generation=1, max_steps=8, max_completion_length=6,
         disable_tqdm=True, replay_buffer_size=16)|kw), print_verdict=False)
-    is_filled_as_it_was(read_run(tmp_path/'r'))
+    how = 'without correction' if name=='ratio_one' else 'with the ratio'
+    is_filled_as_it_was(read_run(tmp_path/'r'), how)
 
 @pytest.mark.parametrize('name', [k for k in RULES if k!='beside_uses'])
 def test_a_run_on_trl_is_filled_as_it_was(name, tmp_path):
@@ -59,13 +60,14 @@ def test_a_run_on_trl_is_filled_as_it_was(name, tmp_path):
     t.train()
     is_filled_as_it_was(read_run(tmp_path/'r'))
 
-def is_filled_as_it_was(run):
+def is_filled_as_it_was(run, how='with the ratio'):
     told,again = came(run),came(what_if(run))
     assert len(told)>=6 and {k:(o['step'], o['prompt_key'], o['uses']) for k,o in told.items()}=={
         k:(o['step'], o['prompt_key'], o['uses']) for k,o in again.items()}
     for k,o in told.items(): assert again[k]['draw_prob']==pytest.approx(o['draw_prob'], rel=1e-4)
     o = Opened(inspector_html(run))
     assert len(o.head['versions'])==len(WHAT_IFS)+1 and not any('what-if' in n for n in o.head['notes'])
+    assert how in o.head['correction']
 
 def test_a_record_that_lacks_what_its_buffer_saw_says_so_and_an_unknown_priority_runs_no_file(tmp_path):
     run = read_run(make_run(tmp_path/'r', n_steps=12))

@@ -1,9 +1,9 @@
 "What went silently wrong in `train`, each as a whole kind: rewards, rows, groups, models."
-import copy, warnings
+import copy, itertools, warnings
 import pytest, torch
 from datasets import Dataset
 from PIL import Image
-from grpo_nb.evaluation import evaluate
+from grpo_nb.evaluation import evaluate, pass_at_k
 from grpo_nb.parts.loss_inputs import high_entropy_mask
 from grpo_nb.see.verdict import verdict
 from grpo_nb.tiny_qwen import load_model
@@ -43,6 +43,14 @@ def test_a_problem_without_a_reward_is_left_out_of_every_average():
     e = evaluate(model, tok, rows, some, num_samples=3, k=2, max_completion_length=4)
     assert e['num_correct']==[None, 1, 3, 0, 3, 0, 3, 0] and e['rewards']['some']['n']==7
     assert e['pass@1']==pytest.approx(4/7) and e['pass@2']==pytest.approx(4/7)
+
+def test_pass_at_k_is_the_share_of_draws_with_a_right_answer_and_takes_no_other_counts():
+    for n,c,k in itertools.product(range(1, 6), range(-1, 7), range(7)):
+        if not (0<=c<=n and 1<=k<=n):
+            with pytest.raises(ValueError, match='need 0 <= c <= n and 1 <= k <= n'): pass_at_k(n, c, k)
+            continue
+        draws = [*itertools.combinations([1]*c+[0]*(n-c), k)]
+        assert pass_at_k(n, c, k)==pytest.approx(sum(map(any, draws))/len(draws))
 
 def test_a_verdict_compares_the_same_problems_or_the_two_shares():
     def measured(right):

@@ -81,8 +81,8 @@ def _replay_options(strategy):
     buffer = getattr(strategy, 'buffer', None)
     if not hasattr(buffer, 'max_size') or not is_dataclass(buffer): return {}
     options = {f.name:getattr(buffer, f.name) for f in fields(buffer)}
-    same = getattr(strategy, 'same_prompt_first', False)
-    return options|dict(buffer_size=options.pop('max_size'), same_prompt_first=same)
+    own = {k:getattr(strategy, k, False) for k in ('same_prompt_first','force_ratio_one')}
+    return options|own|dict(buffer_size=options.pop('max_size'))
 
 class LogLines:
     "In the place of a bar where output goes to a file: a line in every tenth of the run."

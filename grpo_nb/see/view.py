@@ -224,11 +224,10 @@ def _about(run, look):
 def _correction(run):
     "How replayed groups were corrected, as text; '' if nothing was replayed."
     if not any(o.get('replacement') for o in run.rows): return ''
-    c = run.setting('replay_correction')
-    plain = (run.setting('force_ratio_one') or run.setting('corrected', True) is False
-        or 'uncorrected' in str(run.settings.get('strategy'))
-        or isinstance(c, dict) and c.get('weight')=='none')
-    if plain: return 'replayed without correction: every ratio was taken as 1'
+    how = run.setting('replay_correction') or run.setting('correction') or ''   # 'weight=none,clip=…'
+    weights = [*re.findall(r'weight\s*=\s*(\w+)', how), run.setting('replay_weight')]   # the last on TRL
+    ratio_one = run.setting('force_ratio_one') or 'none' in weights
+    if ratio_one: return 'replayed without correction: every ratio was taken as 1'
     return 'replayed with the ratio to the policy that sampled'
 
 def _settings_of(run):
