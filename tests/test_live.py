@@ -6,16 +6,17 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from browsing import CONTRAST, RULES, axe_errors
 from grpo_nb.advantages import group_advantages
 from grpo_nb.evaluation import decode_completions, sample_completions
 from grpo_nb.see.live import NpmError, serve_live, write_live
 from loss_calls import loss_of
 from grpo_nb.parts.datasets import chain_sum, spell_backward
-from grpo_nb.parts.groups import group_scores
+from grpo_nb.parts.groups import group_scores, lr_factor
 from grpo_nb.parts.loss_inputs import parse_correction
 from grpo_nb.replay import ReplayBuffer
-from grpo_nb.tasks import accuracy_reward
+from grpo_nb.tasks import accuracy_reward, format_reward
 from grpo_nb.tiny_qwen import load_model
 from grpo_nb.parts.files import page_table
 
@@ -34,25 +35,27 @@ def served(folder):
     server.server_close()
 
 def _changed(folder, to, **changes):
-    "A copy of the page with some words of its modules changed: {module: (words, others)}"
+    "A copy of the page with some words of its modules changed: {module: [(words, others), ...]}"
     shutil.copytree(folder, to)
-    for name,(old,new) in changes.items():
+    for name,pairs in changes.items():
         text = (to/f'{name}.js').read_text(encoding='utf-8')
-        assert text.count(old)==1
-        (to/f'{name}.js').write_text(text.replace(old, new), encoding='utf-8')
+        for old,new in pairs:
+            assert text.count(old)==1
+            text = text.replace(old, new)
+        (to/f'{name}.js').write_text(text, encoding='utf-8')
     return to
 
 FEW = 'UNSEEN = 192, CHUNK = 96','UNSEEN = 8, CHUNK = 4'   # to measure 192 problems takes as long as a batch
 
 @pytest.fixture(scope='module')
 def address(folder, tmp_path_factory):
-    with served(_changed(folder, tmp_path_factory.mktemp('few')/'live', worker=FEW)) as at: yield at
+    with served(_changed(folder, tmp_path_factory.mktemp('few')/'live', tasks=[FEW])) as at: yield at
 
 @pytest.fixture(scope='module')
 def small(folder, tmp_path_factory):
     "A page whose batches are half as large"
     batch = 'B: 16, G: 8, T: 48, minis: 4','B: 8, G: 8, T: 48, minis: 1'
-    with served(_changed(folder, tmp_path_factory.mktemp('small')/'live', worker=FEW, tasks=batch)) as at:
+    with served(_changed(folder, tmp_path_factory.mktemp('small')/'live', tasks=[FEW, batch])) as at:
         yield at
 
 @pytest.fixture(scope='module')
@@ -251,6 +254,106 @@ def _damaged(opened, file, line, wrong):
     pg.reload()
     return pg
 
+# ---- whole batches, with every knob, beside a road of our own in float64
+
+# A small run: what each optimizer step was given, weights around each batch, how likely tries were
+BATCHES = KIT+"""
+  const {Trainer} = await import('./trainer.js'), {TASKS} = await import('./tasks.js')
+  const packed = o => Object.fromEntries(Object.entries(o).map(([k, x]) =>
+    [k, btoa(Array.from(new Uint8Array(x.buffer), c => String.fromCharCode(c)).join(''))]))
+  const brief = ({prompt, question, answer, texts, rewards, advantages, pays, dead, answers}) =>
+    ({prompt, question, answer, texts, rewards, advantages, pays, dead, ids: answers.map(o => o.ids),
+      old: answers.map(o => o.logps)})
+  const out = []
+  for (const [first, later] of given) {
+    const set = {...TASKS.sums.sets[0], B: 6, minis: 2, T: 24, ...first}
+    const arm = new Trainer(weights, tokenizer, tasks.sums, set, 0)
+    const step = arm.policy.step.bind(arm.policy), steps = [], likely = []
+    arm.policy.step = async (groups, items, width, rate, cap) => {
+      const r = await step(groups, items, width, rate, cap)
+      steps.push({groups: groups.map(brief), items, rate, loss: r.loss, batch: arm.done})
+      return r }
+    const told = [await arm.batch(), (arm.change(later), await arm.batch())]
+    const states = [arm.past[0], arm.past[1], arm.state()].map(o => o.policy), probe = make()
+    const live = arm.kept[1].map(([g]) => g).filter(g => !g.dead)
+    const each = [arm.kept[1][0].at(-1) ?? arm.kept[1][0][0], ...live.slice(0, 1)]
+    for (const g of each) {
+      const rows = []
+      for (const state of states.slice(1)) {
+        probe.restore(state)
+        rows.push((await probe.logProbs([g], 28))[0].map(o => o.reduce((a, b) => a + b))) }
+      likely.push({...brief(g), rows}) }
+    out.push({steps, likely, states: states.map(o => packed(o.W)),
+      groups: told.map(o => o.groups.map(g => [g.dead && !g.by, g.texts.length])) })
+  }
+  return out }"""
+
+# (settings of the first batch, what changes for the second)
+TURNED = [(dict(reward='right', G=8, scale='sqrt'), dict(G=2, scale='linear')),   # stored: 8, fresh: 2
+    (dict(reward='length', G=4, buffer=0), dict(reward='tags', scale='sqrt')),
+    (dict(reward='short', G=16), {})]
+
+def _paid(kind, g, T):
+    told = dict(prompts=[None]*len(g['texts']), completions=g['texts'])
+    right = accuracy_reward(**told, answer=[g['answer']]*len(g['texts']))
+    n = [len(o) for o in g['ids']]
+    return dict(right=right, tags=format_reward(**told), length=[k/T for k in n],
+        short=[r*(1-k/T) for r,k in zip(right, n)])[kind]
+
+def _float64(W):
+    model = load_model('tiny')[0].double()
+    with torch.no_grad():
+        for k,v in model.named_parameters():
+            v.copy_(torch.from_numpy(np.frombuffer(base64.b64decode(W[k]), np.float32).copy()).view(v.shape))
+    return model
+
+def _logps(model, g):
+    "Of each try's tokens, one try at a time"
+    out = []
+    for ids in g['ids']:
+        z = model(torch.tensor([g['prompt']+ids])).logits[0, len(g['prompt'])-1:-1].log_softmax(-1)
+        out.append(z.gather(1, torch.tensor(ids)[:,None])[:,0])
+    return out
+
+def _loss64(model, groups, items):
+    "The clipped objective, token by token"
+    total = 0.
+    for g in groups:
+        A = group_advantages(torch.tensor([g['rewards']], dtype=torch.float64))[0]
+        for logps,old,a in zip(_logps(model, g), g['old'], A):
+            rho = (logps-torch.tensor(old, dtype=torch.float64)).exp()
+            total = total-torch.minimum(rho*a, rho.clamp(.8, 1.2)*a).sum()
+    return total/items
+
+def test_batches_with_every_reward_group_size_and_scaled_rate_are_those_of_float64(opened):
+    for run,(first,later) in zip(opened(ALONE).evaluate(BATCHES, TURNED), TURNED):
+        model = _float64(run['states'][0])
+        opt = torch.optim.AdamW(model.parameters(), weight_decay=0.)
+        flat = lambda m: torch.cat([o.detach().flatten() for o in m.parameters()])
+        start = flat(model)
+        for n in (0, 1):
+            how = dict(reward='right', scale='none', G=8)|first|(later if n else {})
+            live = [not dead for dead,_ in run['groups'][n]]
+            factor = lr_factor(sum(live)/6, how['scale'])
+            assert {k for _,k in run['groups'][n]}=={how['G']}
+            for o in [o for o in run['steps'] if o['batch']==n]:
+                for g in o['groups']: assert g['rewards']==pytest.approx(_paid(g['pays'], g, 24), abs=1e-6)
+                assert o['rate']==pytest.approx(2e-4*factor, rel=1e-9)
+                loss = _loss64(model, o['groups'], o['items'])
+                assert abs(loss.item()-o['loss'])<3e-4
+                opt.zero_grad()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.)
+                opt.param_groups[0]['lr'] = o['rate']
+                opt.step()
+            moved,theirs = flat(model)-start,flat(_float64(run['states'][n+1]))-start
+            assert (moved-theirs).norm()<.02*moved.norm()
+        around = [_float64(W) for W in run['states'][1:]]
+        for g in run['likely']:                      # how likely each try was, and is
+            with torch.no_grad(): want = [[o.sum().item() for o in _logps(m, g)] for m in around]
+            assert np.abs(np.array(want)-g['rows']).max()<1e-3
+            assert want[0]!=want[1]
+
 # ---- the task, the comparison, the buffer
 
 TASK = KIT+"""
@@ -260,7 +363,7 @@ TASK = KIT+"""
         o.prompts = some.filter(([q], i) => !same(tokenizer.encode(before + q + after), v.prompts[i])).length
         o.texts = v.ids.filter((ids, i) => tokenizer.decode(ids) !== v.texts[i]).length
         const G = v.rewards[0].length, answer = i => some[Math.floor(i / G)][1]
-        const told = v.texts.map((t, i) => text.reward(t, answer(i)))
+        const told = v.texts.map((t, i) => text.right(t, answer(i)))
         o.rewards = told.filter((r, i) => r !== v.rewards.flat()[i]).length
         const groups = v.rewards.map(replay.compare)
         o.advantages = Math.max(...groups.map((g, i) => far(g.advantages, v.advantages[i])))
@@ -286,7 +389,7 @@ ODD = [('<answer>12</answer>', '12', 1), ('<answer> +12 </answer>', '12', 1),
     ('<answer>1 2</answer>', '12', 0), ('<answer>--3</answer>', '3', 0), ('<answer>12.0</answer>', '12', 1)]
 
 def test_odd_answers_are_judged_as_by_us(opened):
-    judge = "async all => { const t = await import('./text.js'); return all.map(([s, a]) => t.reward(s, a)) }"
+    judge = "async all => { const t = await import('./text.js'); return all.map(([s, a]) => t.right(s, a)) }"
     ours = [accuracy_reward(None, [said], [answer])[0] for said,answer,_ in ODD]
     assert opened(ALONE).evaluate(judge, ODD)==ours==[r for *_,r in ODD]
 
@@ -365,6 +468,9 @@ def test_it_trains_while_a_group_is_looked_at(opened, small):
     square.click()
     said,tries = square.get_attribute('aria-label'),pg.locator('#panel > .tries .try')
     assert pg.inner_text('#panel .where')=='batch 1, group 4' and tries.count()==8
+    chances = pg.locator('#panel > .tries .says')                 # told while the next batch is being made
+    chances.nth(7).wait_for()
+    assert all(re.fullmatch(r'[<.\d]+ → [<.\d]+ %', o) for o in chances.all_inner_texts())
     assert said.startswith(pg.inner_text('#panel h2').split(' →')[0].replace('\u2212', '-'))
     _batches(pg, 3)                                               # it went on, and the group stayed
     assert pg.inner_text('#panel .where')=='batch 1, group 4'
@@ -493,7 +599,6 @@ def test_a_fork_is_equal_to_the_last_bit_until_the_one_thing_that_is_changed(ope
 def test_another_run_has_the_seed_that_was_typed_or_the_next_one(opened, small):
     pg = opened(small)
     pg.locator('#train:not([disabled])').wait_for()
-    pg.click('#settings summary')
     for knob in ('#rate', '#buffer'):
         pg.locator(knob).focus()
         pg.keyboard.press('ArrowRight')
@@ -533,23 +638,40 @@ def test_another_run_has_the_seed_that_was_typed_or_the_next_one(opened, small):
     assert said==['0.00025','72'] and other.input_value('#seed')=='12' and other.said==[]
 
 def test_an_address_gives_task_and_knobs_and_what_is_none_is_ignored(opened):
-    for asked,want in (('?task=words&seed=7&rate=0.001&buffer=0', ['words','7','0.001','64',False]),
-            ('?rate=0.0006&buffer=13', ['sums','0','0.0006','13',True]),   # between the steps of the sliders
-            ('?task=x&seed=-1&rate=9&buffer=2.5', ['sums','0','0.0002','64',True]),
-            ('', ['sums','0','0.0002','64',True])):
+    usual,words = ['right','8','none'],['words','7','right','4','none']
+    length,senseless = ['length','16','sqrt'],'?task=x&seed=-1&rate=9&buffer=2.5&reward=gold&G=3&scale='
+    for asked,want in (('?task=words&seed=7&rate=0.001&buffer=0', [*words,'0.001','64',False]),
+            ('?rate=0.0006&buffer=13', ['sums','0',*usual,'0.0006','13',True]),   # between a slider's steps
+            ('?rate=0.001&reward=length&G=16&scale=sqrt', ['sums','0',*length,'0.001','64',True]),
+            (senseless, ['sums','0',*usual,'0.0002','64',True]),
+            ('', ['sums','0',*usual,'0.0002','64',True])):
         pg = opened(asked)
         pg.locator('#train:not([disabled])').wait_for()
-        got = [pg.locator('[name=task]:checked').get_attribute('value'), pg.input_value('#seed'),
+        got = [pg.locator('[name=task]:checked').get_attribute('value'),
+            *[pg.input_value(f'#{o}') for o in ('seed','reward','G','scale')],
             *[pg.text_content(f'#{o}-says') for o in ('rate','buffer')], pg.is_checked('#replay')]
-        refused = [o for o in ('seed=-1','rate=9','buffer=2.5') if o in pg.text_content('#knob-word')]
+        none = 'seed=-1','rate=9','buffer=2.5','reward=gold','G=3','scale=,'
+        refused = [o for o in none if o in pg.text_content('#knob-word')]
         assert got==want and pg.said==[]
-        assert pg.url.endswith('/' if 'x' in asked else asked) and len(refused)==3*('x' in asked)
-        assert pg.is_visible('#rate')==bool(asked)                # what a link sets is in sight
-    pg.click('#settings summary')
+        assert pg.url.endswith('/' if 'task=x' in asked else asked) and len(refused)==6*('task=x' in asked)
     for typed in ('1.5', '-3', '1000000'):
         pg.fill('#seed', typed)
         assert 'whole number' in pg.inner_text('#knob-word')
         assert pg.inner_text('#again')=='Another run, seed 1'
+
+def test_where_the_reward_pays_nobody_it_says_so(folder, opened, tmp_path):
+    batch = 'B: 16, G: 8, T: 48, minis: 4','B: 2, G: 2, T: 24, minis: 1'
+    nobody = 'FORM.test(text) ? 1 : 0','0'
+    with served(_changed(folder, tmp_path/'nobody', tasks=[FEW, batch], text=[nobody])) as at:
+        pg = opened(at+'?reward=tags')
+        pg.locator('#step:not([disabled])').wait_for()
+        assert pg.inner_text('.lead >> nth=0').count('two times')==1
+        pg.click('#step')
+        pg.locator('#apart', has_text='In batch 1 all groups are dead').wait_for()
+        assert pg.locator('.map .s3').count()==2 and 'none earns anything' in pg.inner_text('#legend')
+        _column(pg, 0).nth(0).click()
+        pg.locator('.together', has_text='Nothing moved them').wait_for()
+        assert 'all 2 earn 0' in pg.inner_text('.fate') and pg.said==[]
 
 def test_a_fork_offers_exactly_half_and_twice_the_rate(opened):
     offered = '''async rate => (await import('./fork.js')).choices({rate, size: 0, groups: [{}]}, 0)
@@ -575,7 +697,6 @@ SUMS = '''async () => {
 def test_with_the_inspector_open_every_token_says_what_it_added_and_what_followed(opened):
     pg = opened()
     pg.locator(".try.right, .try.wrong").nth(7).wait_for()
-    pg.click('#settings summary')
     pg.locator('#buffer').focus()
     pg.keyboard.press('Home')
     pg.click('#inspect summary')
@@ -590,6 +711,32 @@ def test_with_the_inspector_open_every_token_says_what_it_added_and_what_followe
     pg.click('#step')
     assert pg.locator('text=of at most 8;').inner_text().startswith('8 groups')
     assert pg.said==[]
+
+# The mean over a run, in 100, of each recorded seed, and what a run is said to be among
+AMONG = '''async own => {
+  const recorded = await (await fetch('recorded.json')).json(), {among} = await import('./among.js')
+  const {of, ...arms} = recorded
+  return [arms, among(recorded, own)]
+}'''
+
+def test_a_run_is_drawn_among_recorded_ones_and_their_difference_is_a_paired_interval(trained, opened):
+    recorded,said = opened(ALONE).evaluate(AMONG, [.5, .7, .9, .9, .9, .9])
+    area = {k:100*np.array(o).mean(1)/192 for k,o in recorded.items()}
+    n = min(map(len, area.values()))
+    assert area.keys()=={'replay','plain','scaled'} and n>=3
+    for a,b in (('replay','plain'), ('scaled','plain')):
+        both = min(len(area[a]), len(area[b]))
+        d = area[a][:both]-area[b][:both]
+        low,high = stats.t.interval(.95, len(d)-1, d.mean(), d.std(ddof=1)/len(d)**.5)
+        assert f'{abs(d.mean()):.1f} ± {(high-low)/2:.1f}' in said, said
+    above = [int((area[k]<80).sum()) for k in ('replay','plain')]
+    assert 'Yours has 80.0' in said and all(f'{k} of {len(area[a])}' in said for k,a in zip(above, area))
+    pg = trained
+    assert pg.locator('#chart .past.replay').count()==len(area['replay'])
+    assert pg.locator('#chart .past.scaled').count()==0 and 'usual knobs' not in pg.inner_text('#among')
+    pg.check('#kinds .scaled input')
+    assert pg.locator('#chart .past.scaled').count()==len(area['scaled'])
+    pg.uncheck('#kinds .scaled input')
 
 def test_the_squares_say_what_became_of_their_groups(trained):
     "Colours and order of the stored run's map; a replaced group shows whom it made room for"
@@ -640,7 +787,8 @@ def test_a_batch_is_forked_by_keyboard_and_both_futures_are_drawn(trained):
     pg.keyboard.press('Enter')
     pg.locator('#fork-what').focus()
     assert pg.locator('#fork-what option').all_inner_texts()==['this group is not replaced', 'no replay',
-        'half the learning rate, 0.0001', 'twice the learning rate, 0.0004', 'nothing is changed']
+        'half the learning rate, 0.0001', 'twice the learning rate, 0.0004', 'length is paid',
+        'nothing is changed']
     pg.keyboard.press('Tab')
     pg.keyboard.press('Enter')
     fork = pg.locator('.map').nth(1)
@@ -656,7 +804,7 @@ def test_a_batch_is_forked_by_keyboard_and_both_futures_are_drawn(trained):
     assert apart.startswith('After 1 batch the two are equal to the last bit') and 'After batch 2, ' in apart
     pg.get_by_role('button', name='Remove the fork').click()
     assert pg.locator('.map').count()==1 and pg.inner_text('#apart')==''
-    assert pg.evaluate('arriveLate()')>3                          # of a fork that is gone
+    assert pg.evaluate('arriveLate()')>=3                         # of a fork that is gone
     assert [o.get_attribute('aria-label') for o in _column(pg, 1).all()]==first and pg.said==[]
     square.click()                                                # for the next test, one to look at
     pg.locator('#fork-what').select_option(label='nothing is changed')
@@ -672,13 +820,12 @@ def test_a_batch_is_forked_by_keyboard_and_both_futures_are_drawn(trained):
     assert pg.locator('.map').count()==2 and 'not replaced' in pg.locator('.map h2').inner_text()
     shown = lambda: (pg.locator('.map .col.new').count(), pg.inner_text('#apart'), pg.inner_text('#score'))
     before = shown()
-    assert pg.evaluate('arriveLate(1)')>3                        # of the forks before this one
+    assert pg.evaluate('arriveLate(1)')>=3                       # of the forks before this one
     assert shown()==before and pg.said==[]
 
 def test_switched_off_nothing_is_replaced(opened, small):
     pg = opened(small)
     pg.locator('#train:not([disabled])').wait_for()
-    pg.click('#settings summary')
     pg.uncheck('#replay')
     pg.click('#train')
     _batches(pg, 2)
@@ -689,7 +836,6 @@ def test_two_runs_side_by_side_meet_the_same_words(opened):
     pg = opened()
     pg.locator('#train:not([disabled])').wait_for()
     pg.click('text=Words, two ways')
-    pg.click('#settings summary')
     assert pg.inner_text('#rate-says')=='0.0004' and not pg.is_visible('#replay')
     pg.locator('#rate').focus()
     pg.keyboard.press('ArrowRight')
@@ -722,7 +868,7 @@ MEASURED = """() => {
 def test_each_runs_score_is_of_the_tokens_that_stand_beside_it(folder, opened, tmp_path):
     "Two runs, whose batches differ in size: on the page, and in the words for a screen reader"
     often = 'tokens: 16000, width: 20, every: 2000','tokens: 16000, width: 20, every: 700'
-    with served(_changed(folder, tmp_path/'often', worker=FEW, tasks=often)) as at:
+    with served(_changed(folder, tmp_path/'often', tasks=[FEW, often])) as at:
         pg,seen = opened(at),set()
         pg.evaluate(MEASURED)
         pg.locator('#train:not([disabled])').wait_for()
@@ -773,7 +919,7 @@ def test_it_is_for_everybody(trained, axe, width, scheme):
     pg.set_viewport_size(dict(width=width, height=800))
     top = pg.evaluate("document.querySelector('#train').getBoundingClientRect().y+scrollY")
     assert top<600           # in sight without scrolling
-    for o in ('#settings','#inspect'): pg.evaluate('o => { document.querySelector(o).open = true }', o)
+    for o in ('#inspect',): pg.evaluate('o => { document.querySelector(o).open = true }', o)
     pg.locator('#inspector .gv-plot').wait_for()
     assert pg.evaluate('document.documentElement.scrollWidth-innerWidth')<=0
     pg.keyboard.press('Home')

@@ -3,7 +3,7 @@
 import {many} from './dom.js';
 
 // The changes that a fork at this batch offers; `r` is the index of the group on display.
-export function choices({rate, size, groups}, r) {
+export function choices({rate, size, pays, groups}, r) {
   const to = x => Number(x.toPrecision(12)), list = [];   // without the last bits' noise
   if (groups[r].by) list.push({named: `group ${r + 1} is not replaced`, instead: {group: r}});
   if (size) list.push({named: 'no replay', instead: {set: {buffer: 0}}});
@@ -11,6 +11,7 @@ export function choices({rate, size, groups}, r) {
     const words = times < 1 ? 'half' : 'twice';
     list.push({named: `${words} the learning rate, ${to(rate * times)}`, instead: {set: {rate: rate * times}}});
   }
+  if (pays == 'right') list.push({named: 'length is paid', instead: {set: {reward: 'length'}}});
   list.push({named: 'nothing is changed', instead: {}});
   return list;
 }

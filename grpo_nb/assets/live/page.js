@@ -1,9 +1,10 @@
 // The page: starts the worker, passes the reader's actions on to it, and draws what it reports.
 
+import {NAMES, among, lines as recordedLines} from './among.js';
 import {setColours} from './cells.js';
 import {draw} from './curves.js';
 import {el, many} from './dom.js';
-import {heading, show, tries} from './group.js';
+import {heading, likelier, show, tries} from './group.js';
 import {choices, sameGroup, whereApart} from './fork.js';
 import {RunMap} from './map.js';
 import {codeOf, describe, packed} from './record.js';
@@ -19,9 +20,11 @@ const ALL = 1e9;                       // batches
 
 // `run`, `seed`: number and seed of the run on display; `busy`: is the worker still training what was allowed?
 // `follows`: does the panel follow the newest batch? `allowed`, `asked`: numbers of the latest messages;
-// `fork`: number of the latest fork; `untrained`: how many tries were right before any training
+// `fork`: number of the latest fork; `untrained`: how many tries were right before any training;
+// `group`: the open one
 const now = {task: TASKS.sums, run: 0, seed: 0, arms: [], running: false, busy: false, over: false,
-  follows: false, allowed: 0, asked: 0, fork: 0, untrained: null};
+  follows: false, allowed: 0, asked: 0, fork: 0, untrained: null, group: null,
+  recorded: null};
 const theFork = () => now.arms.find(o => o.fork);
 const begun = () => now.arms.some(o => o.batches.length);
 let worker = null;
@@ -64,6 +67,7 @@ const TOLD = {
     const arm = now.arms[i];
     arm.batches.push(batch);
     addColumn(arm, batch);
+    recorded ??= fetchRecorded();
     if (now.follows && (arm.fork || !theFork())) follow(i);
     redraw();
   },
@@ -89,10 +93,11 @@ const TOLD = {
     redraw();
   },
   writing({id, texts}) { if (id == now.asked) $('tries').replaceChildren(tries(texts)); },
-  answered({id, texts, rewards, batch, fork}) {   // by the last arm
+  likelier({id, tries}) { if (id == now.asked) likelier($('panel'), now.group, tries); },
+  answered({id, texts, rights, batch, fork}) {   // by the last arm
     if (id != now.asked) return;
-    $('tries').replaceChildren(tries(texts, rewards));
-    const right = rewards.filter(r => r).length, arm = now.arms.at(-1);
+    $('tries').replaceChildren(tries(texts, rights));
+    const right = rights.filter(r => r).length, arm = now.arms.at(-1);
     const when = (batch ? `after ${many(batch, 'batch', 'batches')}` : 'before any training')
       + (fork ? ', in the fork' : arm.name && `, ${arm.name}`);
     const question = $('question').value, first = now.untrained;
@@ -106,12 +111,12 @@ const TOLD = {
 // ---- controls
 
 // The sliders go in steps; what an address gives is kept as it is, until its slider is moved.
-const set = {rate: 0, buffer: 0};
-const SLIDERS = {rate: x => Number((10 ** x).toPrecision(2)), buffer: Number};
-const knobs = () => ({rate: set.rate, buffer: $('replay').checked ? set.buffer : 0});
+const set = {rate: 0, buffer: 0, reward: '', G: 0, scale: ''};
+const KNOBS = {rate: x => Number((10 ** x).toPrecision(2)), buffer: Number, reward: String, G: Number, scale: String};
+const CHOSEN = ['reward', 'G', 'scale'];   // in a menu
+const knobs = () => ({...set, buffer: $('replay').checked ? set.buffer : 0});
 function turn() {                      // set the knobs to the task's settings
-  const {rate, buffer} = now.task.sets.at(-1);
-  Object.assign(set, {rate, buffer});
+  for (const k in set) set[k] = now.task.sets.at(-1)[k];
   $('replay').checked = true;
   $('replay').closest('label').hidden = now.task.arms.length > 1;   // there one arm replays and the other doesn't
   read();
@@ -119,40 +124,52 @@ function turn() {                      // set the knobs to the task's settings
 function read() {                      // show the knobs' values beside them
   $('rate').value = Math.log10(set.rate);
   $('buffer').value = set.buffer;
+  for (const k of CHOSEN) $(k).value = set[k];
+  for (const o of all('[data-tries]')) o.textContent = WORDS[set.G];
   $('rate-says').textContent = set.rate;
   $('buffer-says').textContent = set.buffer;
   $('buffer').disabled = !$('replay').checked;
 }
+const WORDS = {2: 'two', 4: 'four', 8: 'eight', 16: 'sixteen'};
 const taskName = () => Object.keys(TASKS).find(k => TASKS[k] == now.task);
+
+function knobsOpen(yes) {              // on a narrow screen they are folded
+  $('settings').classList.toggle('open', yes);
+  $('knobs-shown').setAttribute('aria-expanded', yes);
+}
 
 // The address holds what is unusual of the task, seed and knobs with which a run begins: a link shows the same run.
 function writeAddress() {
-  const {rate, buffer} = knobs(), usual = now.task.sets.at(-1), query = new URLSearchParams();
+  const usual = now.task.sets.at(-1), query = new URLSearchParams();
   const put = (k, value, expected) => { if (value != expected) query.set(k, value); };
   put('task', taskName(), 'sums');
   put('seed', now.seed, 0);
-  put('rate', rate, usual.rate);
-  put('buffer', buffer, usual.buffer);
+  for (const [k, value] of Object.entries(knobs())) put(k, value, usual[k]);
   history.replaceState(null, '', location.pathname + (String(query) && `?${query}`) + location.hash);
 }
 function readAddress() {               // what is no possible value is refused, in words beside the knobs
   const query = new URLSearchParams(location.search), refused = [];
-  const given = (k, from, to) => {
+  const given = (k, fits, wanted, kind = Number) => {
     if (!query.has(k)) return null;
-    $('settings').open = true;
-    const said = query.get(k), x = said.trim() ? Number(said) : NaN;
-    if (x >= from && x <= to && (k == 'rate' || Number.isInteger(x))) return x;
-    const kind = k == 'rate' ? 'a number' : 'a whole number';
-    refused.push(`The address has ${k}=${said.slice(0, 20)}, which is not used: ${kind} from ${from} to ${to} is wanted.`);
+    knobsOpen(true);
+    const said = query.get(k), x = said.trim() ? kind(said) : null;
+    if (x != null && fits(x)) return x;
+    refused.push(`The address has ${k}=${said.slice(0, 20)}, which is not used: ${wanted} is wanted.`);
     return null;
   };
+  const whole = (k, to) => given(k, x => Number.isInteger(x) && x >= 0 && x <= to, `a whole number from 0 to ${to}`);
   if (Object.hasOwn(TASKS, query.get('task') ?? '')) {
     now.task = TASKS[query.get('task')];
     $('question').value = now.task.first;
     for (const o of all('[name=task]')) o.checked = TASKS[o.value] == now.task;
     turn();
   }
-  const [seed, rate, buffer] = [given('seed', 0, 999999), given('rate', 1e-5, 1e-3), given('buffer', 0, 128)];
+  const [seed, buffer] = [whole('seed', 999999), whole('buffer', 128)];
+  const rate = given('rate', x => x >= 1e-5 && x <= 1e-3, 'a number from 0.00001 to 0.001');
+  for (const k of CHOSEN) {
+    const list = [...$(k).options].map(o => o.value);
+    set[k] = given(k, x => list.includes(String(x)), `one of ${list.join(', ')}`, KNOBS[k]) ?? set[k];
+  }
   if (seed != null) $('seed').value = seed;
   if (rate != null) set.rate = rate;
   if (buffer) set.buffer = buffer;
@@ -276,9 +293,9 @@ function wire() {
     turn();
     anew(now.seed);
   };
-  for (const id of ['rate', 'buffer', 'replay']) {
+  for (const id of ['replay', ...Object.keys(KNOBS)]) {
     $(id).oninput = () => {
-      if (SLIDERS[id]) set[id] = SLIDERS[id]($(id).value);
+      if (KNOBS[id]) set[id] = KNOBS[id]($(id).value);
       read();
       tell({do: 'change', knobs: knobs()});
       redraw();
@@ -290,6 +307,7 @@ function wire() {
     $('knob-word').textContent = fits ? '' : 'A seed is a whole number from 0 to 999999.';
     state();
   };
+  $('knobs-shown').onclick = () => knobsOpen(!$('settings').classList.contains('open'));
   $('shut').onclick = shut;
   $('sheet').onkeydown = e => { if (e.key == 'Escape') shut(); };
   $('ask').onsubmit = e => {
@@ -331,8 +349,9 @@ function open(i, c, r) {
   const place = `batch ${c + 1}, group ${r + 1}` + (arm.name && `, ${arm.name}`);
   for (const o of now.arms) o.map.mark();
   arm.map.mark([c, r]);
-  now.asked++;                         // answers still being written are discarded
+  now.group = g;
   show($('panel'), g, place);
+  tell({do: 'likelier', id: ++now.asked, arm: i, batch: c, group: r});   // answers still being written are discarded
   $('panel').append(paths(i), offer(i, c, r) ?? '');
   $('panel').style.minHeight = `${$('panel').offsetHeight}px`;   // so that what is below doesn't move
 }
@@ -372,13 +391,37 @@ function redraw() {
   state();
   score();
   legend();
+  const behind = others();
   const gutter = parseFloat(getComputedStyle($('maps')).getPropertyValue('--gutter'));
-  $('apart').textContent = theFork() ? whereApart(theFork()) : '';
-  const lines = now.arms.flatMap(o => [
+  $('apart').textContent = [theFork() && whereApart(theFork()), ...now.arms.map(idle)].filter(o => o).join(' ');
+  const own = now.arms.flatMap(o => [
     ...o.name ? [] : [{kind: 'batch', points: o.batches.map(b => [b.batch - .5, b.reward])}],
-    {kind: o.kind, dots: true, points: o.unseen.map(p => [Math.min(axis.to, axis.of(p)), p.right])}]);
-  draw($('chart'), {...axis, lines, gutter, says: now.arms.map(sentence).join(' ')});
+    {kind: o.kind, dots: true, label: behind.length && !o.fork && 'yours',
+      points: o.unseen.map(p => [Math.min(axis.to, axis.of(p)), p.right])}]);
+  draw($('chart'), {...axis, lines: [...behind, ...own], gutter, says: now.arms.map(sentence).join(' ')});
   inspect();
+}
+
+// Recorded runs behind the reader's: fetched with the first batch, and drawn where they are of the same task.
+let recorded = null;
+async function fetchRecorded() {
+  const r = await fetch('recorded.json');
+  if (!r.ok) return;
+  now.recorded = await r.json();
+  $('kinds').replaceChildren(...Object.entries(NAMES).map(([kind, words]) => el('label', {class: kind},
+    el('input', {type: 'checkbox', value: kind, checked: kind != 'scaled', onchange: redraw}), words)));
+  redraw();
+}
+function others() {
+  const there = now.recorded && now.task == TASKS.sums && begun();
+  $('others').hidden = !there;
+  if (!there) return [];
+  const [usual] = now.task.sets, [arm] = now.arms;
+  const own = now.over ? arm.unseen.map(o => o.right) : null;
+  const apart = Object.entries(knobs()).every(([k, x]) => usual[k] == x) ? '' : 'Recorded with the usual knobs. ';
+  $('among').textContent = apart + among(now.recorded, own);
+  const shown = [...all('#kinds input')].filter(o => o.checked).map(o => o.value);
+  return recordedLines(now.recorded, shown, usual.every);
 }
 function state() {                     // the run's state, on the button and beside it
   const each = now.arms.map(o => o.batches.length), n = Math.max(...each);
@@ -391,6 +434,12 @@ function state() {                     // the run's state, on the button and bes
   $('again').title = `The run in sight has seed ${now.seed}`;
   const after = now.over ? ', done' : now.running ? '' : now.busy ? ', one more …' : ', paused';
   $('status').textContent = n ? batches + after : now.busy ? 'the first batch …' : '';
+}
+function idle({name, batches}) {        // where the newest batch had nothing to learn from
+  const last = batches.at(-1);
+  if (!last || last.groups.some(g => g.stored || g.by || !g.dead)) return '';
+  return `${name ? `${name}: in` : 'In'} batch ${last.batch} all groups are dead: whatever it tried, it earned the same, `
+    + `and nothing was learned.`;
 }
 function sentence({name, unseen}) {
   const who = `${name || 'The model'}:`, [first] = unseen, last = unseen.at(-1);
@@ -424,8 +473,10 @@ function legend() {
   const two = now.task.arms.length > 1, alone = now.arms.length < 2;
   const curves = now.arms.map(
     o => [`curve ${o.kind}`, now.task.unseen + (alone ? '' : `, ${o.name || 'first run'}`)]);
-  if (!two) curves.push(['curve batch', 'the sums of the batch']);
-  const rows = [...curves, ['s1', 'tries differ: it learns'], ['s2', 'all right'], ['s3', 'all wrong']];
+  const pays = set.reward == 'right';
+  if (!two) curves.push(['curve batch', pays ? 'the sums of the batch' : 'what the batch earned']);
+  const rows = [...curves, ['s1', 'tries differ: it learns'], ['s2', pays ? 'all right' : 'all earn the same'],
+    ['s3', pays ? 'all wrong' : 'none earns anything']];
   if (two || knobs().buffer) rows.push(['s8', 'a stored group']);
   if (theFork()) rows.push(['s1 same', 'pale: the same in both futures']);
   $('legend').replaceChildren(...rows.map(([c, words]) => el('li', {}, el('i', {class: c}), words)));

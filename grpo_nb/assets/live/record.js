@@ -3,15 +3,16 @@
 import {CODES, COLOURS} from './cells.js';
 import {many} from './dom.js';
 
-const agreed = g => g.rewards[0] >= 1 ? 'right' : 'wrong';
+const agreed = g => g.rewards[0] > 0 ? 'right' : 'wrong';
 
 export function codeOf(g) {
   if (g.stored) return CODES.stored;
   return g.dead ? CODES[agreed(g) + (g.by ? '_replaced' : '')] : CODES.living;
 }
 export function describe(g) {          // a square, in words
-  const right = g.rewards.filter(r => r >= 1).length, of = g.rewards.length;
-  const tries = `${g.question}: ${right} of ${of} tries right`;
+  const right = g.rights.filter(r => r).length, [least, most] = [Math.min(...g.rewards), Math.max(...g.rewards)];
+  const paid = g.pays == 'right' ? '' : `, paid ${least.toFixed(2)} to ${most.toFixed(2)}`;
+  const tries = `${g.question}: ${right} of ${g.texts.length} tries right${paid}`;
   if (g.stored) return `${tries}; a stored group, ${many(g.age, 'step')} old`;
   if (!g.dead) return `${tries}; they differ, so it learns from them`;
   return `${tries}; nothing to compare`

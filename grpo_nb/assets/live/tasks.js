@@ -2,13 +2,17 @@
 
 // The demo's settings, and those of two arms of `demo --compare`. At most `tokens` are sampled. Held-out problems are
 // measured every `every` batches, or, where tokens are the budget, tokens: the batches of two arms differ in size.
-const SUMS = {B: 16, G: 8, T: 48, minis: 4, batches: 40, rate: 2e-4, buffer: 64, beside: 0, cap: 0, width: 28,
-  every: 8};
+const SUMS = {B: 16, G: 8, T: 48, minis: 4, batches: 40, rate: 2e-4, scale: 'none', reward: 'right', buffer: 64,
+  beside: 0, cap: 0, width: 28, every: 8};
 const PLAIN = {...SUMS, G: 4, rate: 4e-4, buffer: 0, tokens: 16000, width: 20, every: 2000};
 const STORED = {...PLAIN, B: 24, buffer: 64, beside: 2, cap: 2};   // 8 of 24 sampled
 
-// An arm's settings with the page's knobs {rate, buffer}. An arm without a buffer stays without one.
-export const turned = (set, {rate, buffer}) => ({...set, rate, buffer: set.buffer ? buffer : 0});
+export const UNSEEN = 192, CHUNK = 96; // problems to measure, and how many at a time: a batch size of sampling
+export const spent = o => o.set.tokens ? o.tokens : o.done;
+export const over = o => spent(o) >= (o.set.tokens || o.set.batches);
+
+// An arm's settings with the page's knobs {rate, buffer, …}. An arm without a buffer stays without one.
+export const turned = (set, knobs) => ({...set, ...knobs, buffer: set.buffer ? knobs.buffer : 0});
 
 // `read` returns [question, answer, remark]; the remark says if the model was never trained on such problems.
 export const TASKS = {

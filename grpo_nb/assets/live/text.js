@@ -41,8 +41,19 @@ export function said(text) {
 }
 const NUMBER = /^[-+]?\d+(\.\d*)?(e[-+]?\d+)?$/i;
 
-export function reward(text, answer) { // 1 for the same number or word, else 0
+export function right(text, answer) {  // 1 for the same number or word, else 0
   const s = said(text) ?? '';
   if (NUMBER.test(s) && NUMBER.test(answer)) return Number(s) == Number(answer) ? 1 : 0;
   return s && s.toLowerCase() == answer.toLowerCase() ? 1 : 0;
 }
+
+const INSIDE = '(?:(?!</?think>|</?answer>)[^])*';
+const FORM = new RegExp(`^\\s*<think>${INSIDE}</think>\\s*<answer>${INSIDE}</answer>\\s*$`);
+
+// What a try can be paid for: 0 to 1, of its text, the right answer, and its tokens of at most T.
+export const REWARDS = {
+  right: (text, answer) => right(text, answer),
+  tags: text => FORM.test(text) ? 1 : 0,
+  length: (text, answer, n, T) => n / T,
+  short: (text, answer, n, T) => right(text, answer) * (1 - n / T),
+};

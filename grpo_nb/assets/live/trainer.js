@@ -2,9 +2,10 @@
 
 import {Policy} from './policy.js';
 import {Buffer, compare, random, shuffled} from './replay.js';
-import {reward} from './text.js';
+import {REWARDS, right} from './text.js';
 
 const total = (list, of) => list.reduce((a, o) => a + of(o), 0);
+const lrFactor = (live, how) => ({none: 1, sqrt: Math.sqrt(live), linear: live})[how];
 const tokensOf = groups => total(groups, g => total(g.answers, o => o.ids.length));
 
 export class Trainer {
@@ -19,13 +20,15 @@ export class Trainer {
     this.wanted = {...set};            // settings of the batches to come
     this.settings = [];                // settings of each batch so far; a fork reads its original's
     this.past = [];                    // the state before each batch
+    this.kept = [];                    // groups of each batch, [sampled or stored, what replaced it]
+    this.breathe = async () => {};     // called often within a batch: the worker lets messages in
     this.fork = this.instead = null;   // of a fork: its number, and its change
     this.problems = random(seed + 1);
     this.order = [];
     this.done = this.tokens = this.ids = 0;
     this.watched = false;              // is the inspector open?
   }
-  change(set) { Object.assign(this.wanted, set); }   // learning rate and buffer size, from the next batch on
+  change(set) { Object.assign(this.wanted, set); }   // other settings, from the next batch on
   state() {                            // a copy of everything that the next batch depends on
     const {policy, buffer, random, problems, order, done, tokens, ids} = this;
     return {policy: policy.state(), groups: buffer.groups.map(g => ({...g})), left: [...buffer.left],
@@ -45,6 +48,7 @@ export class Trainer {
     const other = new Trainer(this.weights, this.tokenizer, this.task, this.wanted, 0);
     other.restore(this.past[before]);
     other.past = this.past.slice(0, before);
+    other.kept = this.kept.slice(0, before);
     other.settings = this.settings;    // shared, so that a knob turned later acts on both from the same batch
     return Object.assign(other, {fork, original: this, instead: {...instead, before}});
   }
@@ -59,8 +63,9 @@ export class Trainer {
     const answers = await this.policy.sample(prompts, G, this.set.T, this.set.width, seen);
     return problems.map(([question, answer], i) => {
       const texts = answers[i].map(o => this.tokenizer.decode(o.ids));
-      const rewards = texts.map(t => reward(t, answer));
-      return {question, answer, texts, rewards, prompt: prompts[i], answers: answers[i],
+      const pay = (t, k) => REWARDS[this.set.reward](t, answer, answers[i][k].ids.length, this.set.T);
+      const rewards = texts.map(pay), rights = texts.map(t => right(t, answer));
+      return {question, answer, texts, rewards, rights, pays: this.set.reward, prompt: prompts[i], answers: answers[i],
         batch: this.done + 1, step: this.policy.steps, uses: 0, ...G > 1 ? compare(rewards) : {}};
     });
   }
@@ -87,27 +92,29 @@ export class Trainer {
     this.settings[this.done] ??= {...this.wanted};
     this.set = {...this.settings[this.done], ...this.instead?.set};
     this.buffer.resize(this.set.buffer);
-    const {B, G, minis, rate, cap, beside, width} = this.set, t0 = performance.now();
+    const {B, G, minis, rate, scale, cap, beside, width} = this.set, t0 = performance.now();
     this.extra = beside ? Math.min(B * beside / (1 + beside), this.buffer.groups.length) : 0;
-    const fresh = await this.answer(this.next(B - this.extra), G), t1 = performance.now();
+    const fresh = await this.answer(this.next(B - this.extra), G, this.breathe), t1 = performance.now();
     this.tokens += tokensOf(fresh);
     const {groups, by, stored} = this.treat(fresh), began = this.policy.steps;
+    const factor = lrFactor(groups.filter(g => !g.dead).length / B, scale);
     const items = tokensOf(groups) / minis, order = shuffled(B, this.random), size = B / minis, steps = [];
     for (let i = 0; i < minis; i++) {
       const mini = order.slice(i * size, (i + 1) * size).map(j => groups[j]);
       const now = this.watched ? await this.policy.logProbs(mini, width) : null;
       const terms = now && await this.policy.terms(mini, now, items, cap);
-      steps.push(await this.policy.step(mini, items, width, rate, cap));
+      steps.push(await this.policy.step(mini, items, width, rate * factor, cap));
       const after = now && await this.policy.logProbs(mini, width);
       mini.forEach((g, j) => {         // per-token values for the inspector, while it is open
         g.seen = now && {policy: now[j], after: after[j], terms: terms[j], weight: 1 / items, cap,
           old: g.answers.map(o => o.logps), loss: steps.at(-1).loss,
           tokens: g.answers.map(o => o.ids.map(id => this.tokenizer.text[id] ?? '?'))};
       });
+      await this.breathe();
     }
-    this.done++;
+    this.kept[this.done++] = [...fresh.map(g => [g, by.get(g)]), ...stored.map(g => [g])];
     const came = g => ({...told(g), age: began - g.step, uses: g.uses});
-    return {batch: this.done, tokens: this.tokens, rate, size: this.set.buffer, left: this.buffer.left.splice(0),
+    return {batch: this.done, tokens: this.tokens, rate, factor, pays: this.set.reward, size: this.set.buffer, left: this.buffer.left.splice(0),
       loss: steps[0].loss,
       groups: [...fresh.map(g => ({...told(g), by: by.has(g) ? came(by.get(g)) : null})),
         ...stored.map(g => ({...came(g), stored: true}))],
@@ -115,10 +122,10 @@ export class Trainer {
       ms: [t1 - t0, performance.now() - t1]};
   }
   async measure(n, chunk = n) {        // share of n held-out problems solved at the first try
-    let right = 0;
+    let solved = 0;
     for (let i = 0; i < n; i += chunk)
-      right += total(await this.answer(this.task.test.slice(i, i + chunk), 1), g => g.rewards[0]);
-    return right / n;
+      solved += total(await this.answer(this.task.test.slice(i, i + chunk), 1), g => g.rights[0]);
+    return solved / n;
   }
 }
 
@@ -145,7 +152,7 @@ const rest = ({policy, groups, ...o}) =>
   JSON.stringify([policy.steps, groups.map(g => [g.id, g.uses, g.score, g.texts]), o]);
 
 function told(g) {                     // what the page receives about a group
-  const {question, answer, texts, rewards, advantages, dead, score, id, batch, step, seen} = g;
+  const {question, answer, texts, rewards, rights, pays, advantages, dead, score, id, batch, step, seen} = g;
   const lengths = g.answers.map(o => o.ids.length);
-  return {question, answer, texts, rewards, advantages, dead, score, id, batch, step, lengths, seen};
+  return {question, answer, texts, rewards, rights, pays, advantages, dead, score, id, batch, step, lengths, seen};
 }
