@@ -29,7 +29,7 @@ def with_addresses(text):
     "The text with absolute links: on a package page a relative one leads nowhere."
     relative = r'(?!\w+:|#)'
     text = re.sub(rf'\]\({relative}([^)\s]+)\)', lambda m: f']({address(m[1])})', text)
-    return re.sub(rf'\b(src|href)="{relative}([^"]+)"', lambda m: f'{m[1]}="{address(m[2])}"', text)
+    return re.sub(rf'\b(src|href|srcset)="{relative}([^"]+)"', lambda m: f'{m[1]}="{address(m[2])}"', text)
 
 readme = ROOT/'README.md'
 

@@ -27,3 +27,20 @@ const name = () => {
 }
 new MutationObserver(name).observe(document.documentElement, {childList: true, subtree: true, characterData: true})
 addEventListener('load', name)
+
+// The first page's picture of a run: a press starts one in its place.
+addEventListener('DOMContentLoaded', () => {
+  const link = document.querySelector('main a[href$="/live/index.html"]:has(> img)')
+  if (!link) return
+  const make = (tag, about) => Object.assign(document.createElement(tag), about)
+  link.classList.add('hero')
+  link.append(make('span', {textContent: '▶ Train it here (1.7 MB)'}))
+  link.addEventListener('click', e => {
+    if (e.ctrlKey || e.metaKey || e.shiftKey) return   // another tab
+    e.preventDefault()
+    const src = new URL('live/index.html', location.href)
+    const frame = make('iframe', {src, className: 'hero', title: 'A language model that trains in this page'})
+    link.replaceWith(frame)
+    frame.focus()
+  })
+})

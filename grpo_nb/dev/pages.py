@@ -96,7 +96,9 @@ def _stay_here(cells, nbs):
     pages = {f.with_name(_page_name(f.stem)).as_posix():f.suffix for f in files}
     site = re.escape(get_config().doc_host+get_config().doc_baseurl)
     def near(m): return f']({m[1]}{pages[m[1]]}' if m[1] in pages else m[0]
-    def mend(text): return re.sub(rf'\]\({site}/([\w/]+)\.html', near, _src(text))
+    def mend(text):
+        text = re.sub(r'\((images/\w+)\.gif\)', r'(\1.png)', _src(text))   # site.js starts a run in its place
+        return re.sub(rf'\]\({site}/([\w/]+)\.html', near, text)
     for c in cells:
         if c['cell_type']=='markdown': c['source'] = mend(c['source'])
         for o in c.get('outputs', []):

@@ -273,8 +273,14 @@ def readme_md(
         res += [_readme_output(o, f'readme-{i}-{j}.png', alt, figs) for j,o in outs]
     return '\n\n'.join(o.strip() for o in res if o)+'\n', figs
 
-def _in_nbs(s):   # a link as it reads one folder up
-    return re.sub(r'\]\((images/|[\w/]+\.(?:ipynb|qmd))', r'](nbs/\1', s)
+def _in_nbs(s):   # a link as it reads one folder up; a film with its last picture for who asks for less motion
+    s = re.sub(r'\]\((images/|[\w/]+\.(?:ipynb|qmd))', r'](nbs/\1', s)
+    return re.sub(r'!\[([^\]]*)\]\((nbs/images/\w+)\.gif\)', _with_still, s)
+
+def _with_still(found):
+    alt,film = html.escape(found[1]),found[2]
+    still = f'<source media="(prefers-reduced-motion: reduce)" srcset="{film}.png">'
+    return f'<picture>{still}<img src="{film}.gif" alt="{alt}"></picture>'
 
 def _readme_output(o, name, alt, figs):
     d = o.get('data', {})

@@ -26,6 +26,7 @@ const now = {task: TASKS.sums, run: 0, seed: 0, arms: [], running: false, busy: 
   follows: false, allowed: 0, asked: 0, fork: 0, untrained: null, group: null,
   recorded: null};
 const theFork = () => now.arms.find(o => o.fork);
+const embedded = self != top;          // in a frame: the map alone, which trains at once
 const begun = () => now.arms.some(o => o.batches.length);
 let worker = null;
 const tell = message => worker.postMessage(message);
@@ -62,6 +63,7 @@ const TOLD = {
     turn();
     readAddress();
     anew();
+    if (embedded) go(ALL);
   },
   batch(batch, i) {
     const arm = now.arms[i];
@@ -322,7 +324,7 @@ function wire() {
     $('panel').style.minHeight = '';
     if (now.arms.length) redraw();
   });
-  addEventListener('beforeunload', e => { if (begun() && !now.over) e.preventDefault(); });
+  addEventListener('beforeunload', e => { if (begun() && !now.over && !embedded) e.preventDefault(); });
 }
 
 // ---- the panel: answers to the reader's question, or a group of the map
@@ -504,6 +506,8 @@ async function inspect() {
 }
 
 document.querySelector('.late').remove();
+document.body.classList.toggle('embedded', embedded);
+$('whole').hidden = !embedded;
 setColours(document.documentElement);
 wire();
 begin();
