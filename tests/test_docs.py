@@ -146,6 +146,30 @@ OFF_PAPER = '''() => {   // cells and code beyond the right edge, and pale lette
   return out
 }'''
 
+def test_the_first_pages_picture_becomes_a_run_that_trains_at_once(url, browser):
+    pg = browser.new_page()
+    asked = []
+    pg.on('request', lambda r: asked.append(r.url))
+    pg.goto(f'{url}/index.html')
+    hero = pg.locator('a.hero')
+    assert hero.locator('img').get_attribute('src').endswith('demo.png')
+    assert not [o for o in asked if '/live/' in o or o.endswith('.gif')]   # nothing before it is wanted
+    hero.click()
+    run = pg.frame_locator('iframe.hero')
+    run.locator('.map .col.new').first.wait_for()
+    assert run.locator('#train').inner_text()=='Pause' and not run.locator('h1').is_visible()
+    assert not [o for o in asked if not o.startswith((url, 'data:', 'blob:'))]
+    pg.close()
+
+def test_a_press_on_a_station_lights_the_line_that_does_it(url, browser):
+    pg = browser.new_page()
+    pg.goto(f'{url}/grpo_on_one_screen.html')
+    for name,line in (('3 rewards', 'r = torch.tensor(accuracy_reward('), ('9 buffer', 'buffer.add(')):
+        pg.get_by_role('button', name=name).click()
+        frame = pg.locator('.widget-html').filter(visible=True)
+        assert line in frame.locator('pre > div', has_text='▶').inner_text()
+    pg.close()
+
 def test_on_paper_nothing_is_cut_or_pale(url, browser):
     ctx = browser.new_context(color_scheme='dark', viewport=dict(width=718, height=1000))   # A4
     pg = ctx.new_page()

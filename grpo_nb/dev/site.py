@@ -273,7 +273,7 @@ def readme_md(
         res += [_readme_output(o, f'readme-{i}-{j}.png', alt, figs) for j,o in outs]
     return '\n\n'.join(o.strip() for o in res if o)+'\n', figs
 
-def _in_nbs(s):   # a link as it reads one folder up; a film with its last picture for who asks for less motion
+def _in_nbs(s):   # a link as it reads one folder up; beside a film its still, for who asks for less motion
     s = re.sub(r'\]\((images/|[\w/]+\.(?:ipynb|qmd))', r'](nbs/\1', s)
     return re.sub(r'!\[([^\]]*)\]\((nbs/images/\w+)\.gif\)', _with_still, s)
 

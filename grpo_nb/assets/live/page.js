@@ -69,7 +69,7 @@ const TOLD = {
     const arm = now.arms[i];
     arm.batches.push(batch);
     addColumn(arm, batch);
-    recorded ??= fetchRecorded();
+    if (!embedded) recorded ??= fetchRecorded();
     if (now.follows && (arm.fork || !theFork())) follow(i);
     redraw();
   },
