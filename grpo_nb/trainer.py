@@ -38,7 +38,6 @@ from grpo_nb.variants.batch_logps import (
     check_forward_pass, complete_ref_logps, current_logps_and_entropy, has_eos, loss_mask, store_ref_logps,
     update_logps)
 from .loss import policy_loss
-from .variants.token_terms import note_token_terms
 from .variants.strategy import ProcessedBatch
 
 # %% ../nbs/12_trainer.ipynb #c1dc1238
@@ -67,7 +66,6 @@ def init_state(
         ref_model=copy.deepcopy(model).eval().requires_grad_(False) if args.beta else None,
         generator=torch.Generator(model.device).manual_seed(args.seed),
         advantage_fn=resolve(ADVANTAGES, args.advantages), loss_settings=make_loss_settings(args),
-        on_minibatch_end=[note_token_terms] if args.record_token_terms_every else [],
         dataset_fingerprint=dataset_fingerprint(dataset), run_id=new_run_id())
 
 # %% ../nbs/12_trainer.ipynb #e302da8d

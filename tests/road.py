@@ -134,6 +134,7 @@ def chapters(case):
     from grpo_nb.run.record import Recorder
     from grpo_nb.see.monitor import record_batch
     from grpo_nb.trainer import TrainConfig, init_state, make_config, train_batch
+    from grpo_nb.variants.token_terms import TokenTermsCallback
     c = NS(**case)
     rows = [dict(prompt=p) for p in T.PROMPTS]
     two = c.rewards!='one'
@@ -147,7 +148,7 @@ def chapters(case):
             temperature=c.temperature,
         steps_per_generation=c.parts, num_iterations=c.passes, mask_truncated_completions=c.mask_truncated,
         scale_rewards=c.scale, multi_objective_aggregation=c.aggregation, reward_weights=WEIGHTS[c.rewards],
-        shared_prefix=c.shared_prefix, max_grad_norm=c.max_grad_norm, record_token_terms_every=1,
+        shared_prefix=c.shared_prefix, max_grad_norm=c.max_grad_norm,
         top_k=c.top_k, top_p=c.top_p, min_p=c.min_p,
         record_tokens=True,
         replay_stored_per_fresh=c.stored_per_fresh if c.strategy=='replay' else 0, replay_buffer_size=64)
@@ -157,6 +158,7 @@ def chapters(case):
         stored_per_fresh=c.stored_per_fresh)
     s = init_state(T.model(), T.tokenizer(), rows, [first, second] if two else [first],
         make_config(args, strategy=strategy))
+    TokenTermsCallback().on_train_begin(s)
     with torch.no_grad(): s.model.get_input_embeddings().weight[1] *= c.ends   # how likely the end token is
     if s.ref_model is not None: s.ref_model.load_state_dict(s.model.state_dict())
     run = Chapters(c, s, two)

@@ -114,7 +114,6 @@ TOGETHER = [
     (dict(skip_zero_advantage=True, beta=.1), '`beta` .0.1. needs them: set beta to 0'),
     (dict(skip_zero_advantage=True, entropy_coef=.1), 'set entropy_coef to 0'),
     (dict(skip_zero_advantage=True, top_entropy_quantile=.5), 'set top_entropy_quantile to 1'),
-    (dict(skip_zero_advantage=True, record_token_terms_every=1), 'set record_token_terms_every to 0'),
     (dict(skip_zero_advantage=True, loss_type=lambda A: A), 'set loss_type to one registered with'),
     (dict(skip_zero_advantage=True, replay_correction='max_moment=.04'), 'without max_moment')]
 

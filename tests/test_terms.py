@@ -5,6 +5,7 @@ import pytest, torch
 from browsing import CONTRAST, RULES, axe_errors
 from grpo_nb.advantages import group_advantages
 from grpo_nb.inspector import add_token_terms, inspector_html
+from grpo_nb.variants.token_terms import TokenTermsCallback
 from grpo_nb.parts.registry import LOSSES
 from grpo_nb.parts.loss_inputs import LossSettings
 from grpo_nb.parts.datasets import chain_sum
@@ -88,8 +89,8 @@ def sums(run):
 
 @pytest.mark.parametrize('kind', ['dapo','grpo','cispo'])
 def test_a_record_holds_terms_that_sum_to_the_loss_that_was_logged(kind, tmp_path):
-    train(*make(str(tmp_path), loss_type=kind, record_token_terms_every=2, beta=.02,
-        epsilon_high=5. if kind=='cispo' else None), print_verdict=False)
+    train(*make(str(tmp_path), loss_type=kind, beta=.02, epsilon_high=5. if kind=='cispo' else None),
+        callbacks=[TokenTermsCallback(2)], print_verdict=False)
     run = read_run(tmp_path)
     told,logged = sums(run),dict(zip(run.history['step'], run.history['loss']))
     assert list(told)==[0, 4]   # every other batch
@@ -113,15 +114,20 @@ def test_advantages_of_tokens_are_recorded_as_the_mean_of_each_answer(tmp_path):
         if not row['dead']: assert row['advantages']==pytest.approx(row['advantages_before'], abs=1e-6)
 
 def test_log_probs_after_the_step_are_the_forwards():
-    s = init_state(*make(steps_per_generation=1, record_token_terms_every=1))
+    s = init_state(*make(steps_per_generation=1))
+    TokenTermsCallback().on_train_begin(s)
     info = train_batch(s)
     seen, = info.updates
     now,_ = current_logps_and_entropy(s, seen['mb'])
     assert torch.allclose(seen['after'], now, atol=1e-6) and (seen['after']-seen['logps']).abs().max()>1e-3
 
+def test_answers_that_are_left_out_have_no_terms():
+    with pytest.raises(ValueError, match='set skip_zero_advantage=False'):
+        train(*make(skip_zero_advantage=True), callbacks=[TokenTermsCallback()], print_verdict=False)
+
 def test_writing_them_down_changes_no_bit_of_the_run(tmp_path):
-    runs = [train(*make(str(tmp_path/str(n)), record_token_terms_every=n, max_steps=4), print_verdict=False)
-        for n in (0, 1)]
+    runs = [train(*make(str(tmp_path/str(n)), max_steps=4), callbacks=[TokenTermsCallback()]*n,
+        print_verdict=False) for n in (0, 1)]
     for a,b in zip(*(r.model.parameters() for r in runs)): assert torch.equal(a, b)
     rows = [json.loads(o) for o in open(tmp_path/'0'/'groups.jsonl', encoding='utf-8')]
     assert not any('terms' in o for o in rows)
@@ -194,7 +200,7 @@ def test_on_trl_the_terms_sum_to_the_loss_it_logs_and_the_step_is_the_forwards(h
     rewards = tiny.Scripted([tiny.LIVE, tiny.DEAD], 4)
     t = tiny.trainer(rewards, **dict(per_device_train_batch_size=8, max_steps=4, learning_rate=1e-2)|how)
     from transformers import TrainerCallback
-    from grpo_nb.on_trl.token_terms import TokenTermsCallback
+    from grpo_nb.on_trl.token_terms import TokenTermsCallback as OnTrl
     after,open_ = [],[]
     class ByHand(TrainerCallback):
         "The forward after the step, once more."
@@ -209,7 +215,7 @@ def test_on_trl_the_terms_sum_to_the_loss_it_logs_and_the_step_is_the_forwards(h
                 logps = logits[:,-n-1:-1].log_softmax(-1).gather(2, x['completion_ids'][...,None])[...,0]
                 after.append(logps[x['completion_mask'].bool()])
             open_.clear()
-    for callback in (TokenTermsCallback(t), ByHand()): t.add_callback(callback)
+    for callback in (OnTrl(t), ByHand()): t.add_callback(callback)
     t.train()
     run = read_run(t.args.output_dir)
     logged = [o['loss'] for o in t.state.log_history if 'loss' in o]
@@ -228,14 +234,14 @@ def test_on_trl_the_terms_sum_to_the_loss_it_logs_and_the_step_is_the_forwards(h
 def test_on_trl_a_run_that_ended_within_a_batch_leaves_nothing_for_the_next():
     import trl_tiny as tiny
     from transformers import TrainerCallback
-    from grpo_nb.on_trl.token_terms import TokenTermsCallback
+    from grpo_nb.on_trl.token_terms import TokenTermsCallback as OnTrl
     class Once(TrainerCallback):
         left = 1
         def on_step_end(self, args, state, control, **kw):
             self.left -= 1
             if self.left==0: raise InterruptedError   # half of the batch has been trained on
     t = tiny.trainer(max_steps=2, steps_per_generation=2)
-    terms = TokenTermsCallback(t)
+    terms = OnTrl(t)
     for o in (terms, Once()): t.add_callback(o)
     with pytest.raises(InterruptedError): t.train()
     file = Path(t.args.output_dir)/'tokens.jsonl'
@@ -249,10 +255,10 @@ def test_on_trl_a_run_that_ended_within_a_batch_leaves_nothing_for_the_next():
 
 def test_on_trl_listening_changes_no_bit(tmp_path):
     import trl_tiny as tiny
-    from grpo_nb.on_trl.token_terms import TokenTermsCallback
+    from grpo_nb.on_trl.token_terms import TokenTermsCallback as OnTrl
     def run(listens):
         t = tiny.trainer(max_steps=3, learning_rate=1e-2)
-        if listens: t.add_callback(TokenTermsCallback(t, every=2))
+        if listens: t.add_callback(OnTrl(t, every=2))
         t.train()
         return tiny.weights(t)
     assert tiny.same(run(False), run(True))

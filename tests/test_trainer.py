@@ -16,6 +16,7 @@ from grpo_nb.run.resume import resolve_checkpoint, save_checkpoint
 from grpo_nb.run.reading import read_run
 from grpo_nb.replay import Replay
 from grpo_nb.variants.strategy import Keep, ProcessedBatch
+from grpo_nb.variants.token_terms import TokenTermsCallback
 from grpo_nb.see.monitor import slow_path_notice
 from grpo_nb.see.readers import open_run
 from grpo_nb.tasks import accuracy_reward, format_reward
@@ -82,7 +83,8 @@ def test_answers_with_advantage_0_may_be_left_out_of_the_pass_and_nothing_else_c
 @pytest.mark.parametrize('bad', [math.nan, math.inf])
 @pytest.mark.parametrize('terms', [0, 1])
 def test_a_loss_that_is_no_number_stops_the_run_and_names_step_and_rows(bad, terms):
-    s = state(record_token_terms_every=terms, beta=.1)
+    s = state(beta=.1)
+    if terms: TokenTermsCallback().on_train_begin(s)
     batch,t = rollout(s, list(range(8)))[0],torch.ones(8, dtype=torch.bool)
     batch.ref_logps = batch.old_logps.clone()
     before = flat(s.model).clone()
@@ -236,8 +238,8 @@ def test_a_run_stops_once_its_tokens_are_sampled():
 def test_a_run_takes_exactly_max_steps_and_goes_on_from_there(tmp_path, steps, passes):
     "Batches of 2 minibatches: the last one ends within its passes; its rate is the last of the schedule."
     args = cfg(max_steps=steps, num_iterations=passes, lr_scheduler_type='linear',
-        record_token_terms_every=1, output_dir=str(tmp_path))
-    s = train(tiny_model(0), TOK, DATA, parity, args, print_verdict=False)
+        output_dir=str(tmp_path))
+    s = train(tiny_model(0), TOK, DATA, parity, args, callbacks=[TokenTermsCallback()], print_verdict=False)
     counts = [int(o['step'].item()) for o in s.optimizer.state.values()]
     assert s.step==steps and set(counts)=={steps}
     assert [o['step'] for o in s.history]==list(range(0, steps, 2*passes))

@@ -61,8 +61,6 @@ class RunConfig(ReplayOptions, Sampling):
     record_groups_every:int = config_field(1, 'record the groups of every n-th batch; 0: never')
     record_tokens:bool = config_field(False,
         'record the tokens of these groups too, each with log-prob and ratio')
-    record_token_terms_every:int = config_field(0,
-        'record what each token of every n-th batch adds to the loss, and to seven others; 0: never')
     disable_tqdm:bool = config_field(False, 'hide the progress bar')
 
 # %% ../../nbs/run/config.ipynb #0c503712
@@ -126,8 +124,7 @@ _RULES = [*RULES,
     ('output_dir', lambda v: isinstance(v, str), 'the path of a folder, or None to write nothing'),
     ('seed', lambda v: 0<=v<2**40, 'a whole number from 0 to 2**40'),
     ('max_steps ref_model_sync_steps save_total_limit', lambda v: v>=1, '1 or more'),
-    ('max_sampled_tokens eval_steps save_steps record_token_terms_every warmup_steps weight_decay '
-        'max_grad_norm',
+    ('max_sampled_tokens eval_steps save_steps warmup_steps weight_decay max_grad_norm',
         lambda v: v>=0, '0 or more'),
     ('epsilon_high off_policy_mask_threshold', lambda v: v>=0, 'None, or 0 or more'),
     ('ref_model_mixup_alpha', lambda v: 0<=v<=1, 'a share from 0 to 1'),
@@ -163,7 +160,6 @@ def check_skip(
     "ValueError for a setting that needs the log-probs of answers with advantage 0."
     corrections = (parse_correction(o) for o in (a.correction, a.replay_correction))
     needs = [(a.beta, 'beta', 0), (a.entropy_coef, 'entropy_coef', 0),
-        (a.record_token_terms_every, 'record_token_terms_every', 0),
         (a.top_entropy_quantile<1, 'top_entropy_quantile', 1),
         (any(o and o.max_moment is not None for o in corrections), 'correction', 'one without max_moment'),
         (not loss_traits(a.loss_type)['zero_without_advantage'], 'loss_type',

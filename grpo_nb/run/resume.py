@@ -98,8 +98,7 @@ def save_checkpoint(
 
 # %% ../../nbs/run/resume.ipynb #0db7808a
 _MAY_CHANGE_ON_RESUME = set('output_dir max_steps max_sampled_tokens eval_steps save_steps '
-    'save_total_limit '
-    'record_groups_every record_tokens record_token_terms_every disable_tqdm'.split())
+    'save_total_limit record_groups_every record_tokens disable_tqdm'.split())
 
 def check_checkpoint(
     s:TrainState,    # a new one made with the run's settings
