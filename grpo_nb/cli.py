@@ -362,8 +362,8 @@ def train_command(
     if o.chat and is_rendered(tok, problems[0]['prompt'][-1]['content']):
         raise ValueError('--chat would put the chat template around prompts that went through it already: '
             'leave it out')
-    own = o.model=='tiny' and o.dataset not in ('sums','words')
-    notes = _notes(problems[0]['prompt'], tok, default, own, o.dataset in FEW_SHOT)
+    unknown_task = o.model=='tiny' and o.dataset not in ('sums','words')
+    notes = _notes(problems[0]['prompt'], tok, default, unknown_task, o.dataset in FEW_SHOT)
     for note in notes: print(f'note: {escape_controls(note)}')
     how = dict(eval_dataset=held_out if args.eval_steps else None)
     # what is wrong is said before anything is measured

@@ -56,13 +56,13 @@ def demo(
     "Train a small model on sums with GRPO and replay, and measure it before and after."
     if model not in DEMOS: raise ValueError(f"no demo of {model!r}: choose from {', '.join(DEMOS)}")
     d = DEMOS[model]
-    own = {} if max_steps is None else dict(max_steps=max_steps)
+    given = {} if max_steps is None else dict(max_steps=max_steps)
     n_problems = d['n_problems'] if n_problems is None else n_problems
     kind = 'demo' if replay_buffer_size else 'plain'
     name = f'{kind}-{seed}' if model=='tiny' else f'{model}-{kind}-{seed}'
     folder = require_empty_dir(output_dir) if output_dir else next_folder(f'runs/{name}')
     args = TrainConfig(output_dir=str(folder), seed=seed, replay_buffer_size=replay_buffer_size,
-        disable_tqdm=disable_tqdm, **d['settings']|own)
+        disable_tqdm=disable_tqdm, **d['settings']|given)
     problems = make_problems(d['dataset'], 2000, seed)
     held_out = make_problems(d['dataset'], n_problems, seed, 'test')
     net,tok = load_model(model)

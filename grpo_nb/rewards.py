@@ -9,7 +9,7 @@ __all__ = ['combine_rewards', 'compute_rewards', 'decode_completions', 'score_co
 import warnings
 import torch
 from torch import Tensor
-from .parts.groups import unjudged
+from .parts.groups import no_reward_mask
 from .parts.reward_calls import compute_rewards, decode_completions, score_completions
 
 _all_ = ['compute_rewards', 'decode_completions', 'score_completions']
@@ -29,7 +29,7 @@ def combine_rewards(
     if len(w)!=F: raise ValueError(f'{len(w)} weights for {F} reward functions: give one weight each')
     if not w.isfinite().all():
         raise ValueError(f'weights {w.tolist()} are not all finite: give ordinary numbers')
-    none = unjudged(rewards_per_func, w)
+    none = no_reward_mask(rewards_per_func, w)
     if none.any():
         first = int(none.flatten().nonzero()[0])
         warnings.warn(f'no reward function judged {int(none.sum())} completions, the first is row {first}: '

@@ -41,10 +41,10 @@ def get_verifier(
     if task not in DATASETS:
         raise ValueError(f'no judge for task {task!r}: leave the column `task` out to compare texts, or use '
                          '`overlap_reward`, or a reward function of your own')
-    own = get_score_answer_fn(task)
-    if task in EVALUATED: own = lambda text, entry: gym_score(task, text, entry)
+    judge = get_score_answer_fn(task)
+    if task in EVALUATED: judge = lambda text, entry: gym_score(task, text, entry)
     def score(text, entry):
-        return 1. if read_number(text) and answers_match(text, entry) else own(text, entry)
+        return 1. if read_number(text) and answers_match(text, entry) else judge(text, entry)
     return score
 
 # %% ../nbs/02_tasks.ipynb #8b60a920

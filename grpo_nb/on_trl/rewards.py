@@ -13,7 +13,7 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor, nn
 from trl import GRPOTrainer
-from ..parts.groups import dead_by_func, nan_std, reward_std, unjudged
+from ..parts.groups import dead_by_func, nan_std, reward_std, no_reward_mask
 from ..parts.reward_calls import is_async_callable, keep_seed, own_lists
 from ..parts.validate import distinct_names, opened_tag_warning, template_start, validate_rewards
 from .ranks import wait_for_all_ranks
@@ -95,7 +95,7 @@ class CheckedRewards:
         finally: t.reward_funcs = funcs
         if failed is not None: self._raise_on_all_ranks(failed)
         self.by_func,self.extra = r,tuple(t._pending_extra_logs)
-        counted = r.masked_fill(unjudged(r, t.reward_weights)[:,None], torch.nan)
+        counted = r.masked_fill(no_reward_mask(r, t.reward_weights)[:,None], torch.nan)
         if t.model.training: self._count_unjudged(counted)
         return counted   # TRL would take a measure of weight 0 for a reward of 0
 
@@ -123,7 +123,7 @@ def weighted(self:CheckedRewards,
 )->Tensor:           # (N,) nan where none that counts did
     "The weighted sum of each row."
     w = self.trainer.reward_weights.to(rewards.device)
-    return (rewards*w).nansum(1).masked_fill(unjudged(rewards, w), torch.nan)
+    return (rewards*w).nansum(1).masked_fill(no_reward_mask(rewards, w), torch.nan)
 
 @patch
 def dead_mask(self:CheckedRewards,
@@ -152,7 +152,7 @@ def log_groups(self:CheckedRewards)->None:
 def _log_measures(self:CheckedRewards, metrics):
     "Log what functions of weight 0 said of completions that no other judged, which TRL did not see."
     t,r = self.trainer,self.by_func
-    if not (unjudged(r, t.reward_weights) & ~r.isnan().all(1)).any(): return
+    if not (no_reward_mask(r, t.reward_weights) & ~r.isnan().all(1)).any(): return
     for name,x in zip(t.reward_func_names, r.unbind(1)):
         metrics[f'rewards/{name}/mean'][-1] = x.nanmean().item()
         metrics[f'rewards/{name}/std'][-1] = nan_std(x).item()

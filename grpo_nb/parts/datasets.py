@@ -158,9 +158,9 @@ def end_at_newline(
     if len(ids)!=1:
         raise ValueError(f'this tokenizer writes a newline as {len(ids)} tokens, so it cannot end an answer: '
             'choose a model whose tokenizer has one token for it')
-    own = model.generation_config.eos_token_id
-    own = own if isinstance(own, list) else [] if own is None else [own]
-    model.generation_config.eos_token_id = [*dict.fromkeys([*own, *ids])]
+    eos = model.generation_config.eos_token_id
+    eos = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    model.generation_config.eos_token_id = [*dict.fromkeys([*eos, *ids])]
 
 # %% ../../nbs/parts/datasets.ipynb #01352e42
 def _text(path):

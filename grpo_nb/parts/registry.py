@@ -142,8 +142,8 @@ def import_object(
         except ImportError as e:
             raise ValueError(f'no module `{path}` ({e}): a file needs its ending, {path}.py:{name}') from e
     if not hasattr(m, name):
-        own = [k for k,v in vars(m).items() if callable(v) and getattr(v, '__module__', None)==m.__name__]
-        raise ValueError(f'`{path}` has no `{name}`; it has: {", ".join(own) or "no functions"}')
+        there = [k for k,v in vars(m).items() if callable(v) and getattr(v, '__module__', None)==m.__name__]
+        raise ValueError(f'`{path}` has no `{name}`; it has: {", ".join(there) or "no functions"}')
     found = getattr(m, name)
     if not callable(found):
         raise ValueError(f'`{name}` in `{path}` is {type(found).__name__}, needs to be a function')

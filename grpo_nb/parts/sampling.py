@@ -80,10 +80,10 @@ def special_ids(
     device:str|torch.device,    # where the end tokens go
 )->tuple:                       # (E,) int64 end tokens, and the padding token
     "End tokens and the padding token, from the arguments or else from the model's settings."
-    own = model.generation_config
-    eos = own.eos_token_id if eos_token_id is None else eos_token_id
+    config = model.generation_config
+    eos = config.eos_token_id if eos_token_id is None else eos_token_id
     ends = torch.as_tensor([] if eos is None else eos, dtype=torch.int64, device=device).flatten()
-    pad = own.pad_token_id if pad_token_id is None else pad_token_id
+    pad = config.pad_token_id if pad_token_id is None else pad_token_id
     if pad is None: pad = ends[0] if len(ends) else 0
     return ends,int(pad)
 
@@ -97,8 +97,8 @@ def end_tokens(
     """
     declared = getattr(getattr(model, 'generation_config', None), 'eos_token_id', None)
     declared = [] if declared is None else declared if isinstance(declared, (list,tuple)) else [declared]
-    own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    return list(dict.fromkeys([*own, *declared]))
+    first = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    return list(dict.fromkeys([*first, *declared]))
 
 def padding_token(
     tokenizer:Tokenizer,  # of the model

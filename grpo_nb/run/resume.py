@@ -47,8 +47,8 @@ def rotate_checkpoints(
     run:str|None=None,    # id of the run; None: of any run
 )->None:
     "Remove all checkpoints of the run but the newest `n`."
-    own = [o for o in checkpoint_folders(output_dir) if run is None or read_manifest(o).get('run')==run]
-    for old in own[:-n]: shutil.rmtree(old)
+    of_run = [o for o in checkpoint_folders(output_dir) if run is None or read_manifest(o).get('run')==run]
+    for old in of_run[:-n]: shutil.rmtree(old)
 
 # %% ../../nbs/run/resume.ipynb #b1ff009c
 STATE_FIELDS = ('step','prompts_seen','num_tokens','history')   # beside what has a state of its own
