@@ -23,8 +23,8 @@ from pytest import hookimpl
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = '''replay loss variants.losses advantages trainer parts.ratios parts.corrections parts.loss_inputs
     parts.groups parts.storage parts.validate run.record run.checkpoints on_trl.record on_trl.rows
-    on_trl.replayed on_trl.resume on_trl.distributed see.findings see.verdict see.readers see.readers.history
-    see.readers.table see.readers.groups'''.split()
+    on_trl.replayed on_trl.batch_record on_trl.resume on_trl.distributed see.findings see.verdict
+    see.readers see.readers.history see.readers.table see.readers.groups'''.split()
 JUDGES = '''advantages checkpoints checks diagnose distributed findings folders frameworks
     grpo_with_replay_buffer kinds kl loss messages methods one_text parity problems ratios records replay
     report reuse road rollouts scaled_lr settings terms thresholds trainer trainer_input trl_defects
@@ -141,6 +141,10 @@ class Judge:
 
     def pytest_collectreport(self, report):
         if report.failed and not self.by: self.by = 'import'
+
+    def pytest_keyboard_interrupt(self):
+        "`Stopped` is one: a damage that makes it rise where nobody expects it ends the tests."
+        self.by = self.by or self.now[0] or 'interrupt'
 
     def pytest_runtest_logreport(self, report):
         if report.failed and not self.by: self.by = report.nodeid
