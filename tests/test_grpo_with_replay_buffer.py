@@ -199,6 +199,13 @@ def test_stored_tensors_are_small_copies_on_the_cpu():
         assert (e.data['completion_ids'].dtype==torch.int32
             and len(e.data['completion_ids'])==n==len(e.data['old_per_token_logps']))
 
+def test_a_forward_pass_of_its_own_keeps_no_graph():
+    from grpo_nb.on_trl.rows import compute_logps
+    t = T.trainer(max_steps=1, per_device_train_batch_size=8)
+    got = T.spy(t)
+    t.train()
+    assert not compute_logps(t, t.model, got[0]).requires_grad
+
 def test_reference_logps_follow_a_reference_that_moves():
     kw = dict(beta=.1, sync_ref_model=True, ref_model_sync_steps=2, ref_model_mixup_alpha=.5,
         learning_rate=1e-2)
