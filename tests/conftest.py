@@ -22,7 +22,7 @@ def pytest_addoption(parser):
 
 
 # The files that take longest, to be begun first: one left for the end keeps one core waiting.
-LONGEST = 'docs lab package live class bakeoff road trl_stored trl_resume trainer trl_record'.split()
+LONGEST = 'docs live class lab package road trl_stored trl_resume trainer trl_record'.split()
 
 AROUND = {'browser', 'lab', 'notebook', 'site'}   # fixtures that hold a browser, a server or a built site
 

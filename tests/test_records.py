@@ -207,6 +207,7 @@ def test_reading_while_another_process_writes(tmp_path):
             r = read_run(tmp_path); seen.append(len(r.groups)); assert r.notes==[]
     assert p.exitcode==0 and len(read_run(tmp_path).groups)==16*150 and seen==sorted(seen)
 
+@pytest.mark.weekly   # a time: other processes on the machine move it
 def test_recording_a_demo_step_costs_little_more_than_its_json(tmp_path):
     "Turn by turn with writing and reading these rows as JSON: a busy machine slows both."
     rec = Recorder(tmp_path); text = ['<think>3 + 4 = 7, 7 - 2 = 5</think><answer>5</answer>']*128
