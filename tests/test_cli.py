@@ -218,11 +218,6 @@ def test_eval_steps_measures_the_held_out_problems_on_the_way(mine):
     h = read_run(mine/'run').history
     assert h['eval/pass@1'].notna().all() and (h['eval/low']<=h['eval/pass@1']).all()
 
-@pytest.mark.parametrize('name,says', [('raises', 'raises'), ('broken', 'broken'), ('missing', 'missing')])
-def test_a_reward_that_cannot_work_is_named(name, says, mine, capsys):
-    with pytest.raises(SystemExit) as e: train(mine, '--reward', f'{mine}/rewards.py:{name}')
-    assert e.value.code==2 and says in capsys.readouterr().err
-
 def test_the_demo_of_a_pretrained_model_ends_answers_at_the_line_and_measures_the_likeliest(
         tmp_path, monkeypatch, capsys):
     "With the tiny Qwen in the pretrained model's place: its newline is one token, too"

@@ -1,7 +1,7 @@
 "Generation: fast against the plain loop, transformers' own rules, an exact enumeration, and every bad input"
 import itertools, math
 import pytest, torch
-from grpo_nb.generation import Rollouts, generate, sample_inverse_cdf, filter_logits
+from grpo_nb.generation import generate, sample_inverse_cdf, filter_logits
 from slow_loop import generate_loop
 from grpo_nb.parts.fast_path import CachedDecoder, FusedDecoder, fast_path_blocker
 from grpo_nb.parts.sampling import (
@@ -382,9 +382,3 @@ def test_darts_stay_where_float64_is(monkeypatch):
     p,u = torch.rand(3, 9, generator=seeded()),sampling_uniforms(3, 1, seeded(1), 'cpu')
     c = p.double().cumsum(1)
     assert torch.equal(sample_inverse_cdf(p, u), torch.searchsorted(c, u*c[:,-1:], right=True))
-
-def test_advantages_of_another_shape_are_refused():
-    r = generate(sharp(), *some_prompts(), 2, 4, generator=seeded())
-    for bad in (torch.zeros(3), torch.zeros(3, 3), torch.zeros(2, 3, 4)):
-        with pytest.raises(ValueError, match='`advantages` has shape'):
-            Rollouts(**(r.tensors()|dict(advantages=bad)))
