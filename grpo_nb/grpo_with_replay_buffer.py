@@ -6,33 +6,24 @@
 __all__ = ['GRPOWithReplayBufferTrainer', 'GRPOWithReplayBufferConfig', 'ReplayBuffer', 'checkpoint_error', 'last_checkpoint']
 
 # %% ../nbs/16_grpo_with_replay_buffer.ipynb #a7066335
-import functools, time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import functools
 from typing import Any
 import torch
 from fastcore.basics import patch
-from torch import Tensor
-from torch.utils.data import DataLoader
-from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 from .parts.groups import pack_groups
-from .parts.reward_calls import own_lists
 from .parts.validate import validate_prompts
-from .parts.versions import other_version
 from .replay import ReplayBuffer
 from .run.checkpoints import checkpoint_error, last_checkpoint
-from .run.signals import check_stop
+from .on_trl.base import RunOnTRL
 from .on_trl.batch_record import begin_batch, log_counts
-from .on_trl.checks import (
-    check_arguments, check_loss, check_prompts, check_some_step, check_weights, explain_nan)
+from .on_trl.checks import check_arguments, check_loss, check_prompts, explain_nan
 from .on_trl.config import GRPOWithReplayBufferConfig
 from .on_trl.distributed import BatchInfo, DrawResult, ShardedBuffer
 from .on_trl.replayed import CheckedForward, ReplayedRatios, refresh_ref_logps
-from .on_trl.resume import Resume, full_state_dict
+from .on_trl.resume import Resume
 from .on_trl.rewards import CheckedRewards
-from .on_trl.rows import (
-    PROMPT_COMPLETION_COLUMNS, IMAGE_COLUMNS, TrlRows, row_format)
+from .on_trl.rows import PROMPT_COMPLETION_COLUMNS, IMAGE_COLUMNS, TrlRows, row_format
 from .on_trl.scaled_steps import ScaledSteps, live_share
 from .on_trl.table import CompletionsTable, is_text
 from .on_trl.trl_api import check_trl_api
@@ -41,7 +32,7 @@ from .on_trl.trl_api import check_trl_api
 _all_ = ['GRPOWithReplayBufferConfig', 'ReplayBuffer', 'checkpoint_error', 'last_checkpoint']
 
 # %% ../nbs/16_grpo_with_replay_buffer.ipynb #07689afe
-class GRPOWithReplayBufferTrainer(GRPOTrainer):
+class GRPOWithReplayBufferTrainer(RunOnTRL):
     """`GRPOTrainer` that replaces each zero-variance group by a stored one that taught something.
 
     Takes what `GRPOTrainer` takes, and a `GRPOWithReplayBufferConfig`. Over several processes a group may
@@ -51,11 +42,7 @@ class GRPOWithReplayBufferTrainer(GRPOTrainer):
     """
     _name,_tag_names = 'GRPO with replay buffer',['trl','grpo','grpo_nb','replay-buffer']
     config_class = GRPOWithReplayBufferConfig
-    run_id = None      # of this run; the same after a resume
-    stopped_by = None  # name of the signal that ended `train` before its last step
-    batch = None       # `TrlBatchRecord` of the batch in training; None if it is neither edited nor recorded
     _loss_inputs = None  # of the loss, while it runs
-    unchecked_steps = 0  # of the run's first batch, whose rows are still to be seen in the loss
 
     @functools.wraps(GRPOTrainer.__init__)
     def __init__(self, *args:Any, **kwargs:Any):
@@ -91,15 +78,6 @@ class GRPOWithReplayBufferTrainer(GRPOTrainer):
         if self.args.scale_lr_by_alive!='none': batch['live_share'] = live_share(self, batch)
         return batch
 
-    def _generate(self, *args, **kwargs):
-        with self.timed('generation'): return super()._generate(*args, **kwargs)
-
-    def _calculate_rewards(self, inputs, prompts, *args, **kwargs):
-        try: return self.rewards.calculate(super()._calculate_rewards, inputs, prompts, *args, **kwargs)
-        except Exception as e:
-            self.resume.rescue(e)
-            raise
-
     # ---- push: between forward pass and loss the stored log-probs take their place
     def _get_per_token_logps_and_entropies(self, model, ids, mask, T, *args, **kwargs):
         f = super()._get_per_token_logps_and_entropies
@@ -120,89 +98,6 @@ class GRPOWithReplayBufferTrainer(GRPOTrainer):
         if first_pass: self.notify('on_minibatch_end', batch=self.batch, minibatch=x)
         if self.batch and self.batch.complete: self.finish_batch()
         return loss
-
-    def training_step(self, *args:Any, **kwargs:Any)->Tensor:
-        self.rows_in_loss = []
-        loss = super().training_step(*args, **kwargs)
-        self._check_came_back()
-        return loss
-
-    def log(self, logs:dict, start_time:float|None=None)->None:
-        if self.resume.is_done: return   # a run that has nothing left to do adds no row
-        if self.args.replay_active and 'loss' in logs:
-            self.ratios.log()
-            self.log_fill()
-        super().log(logs, start_time)
-
-    # ---- the run
-    def train(self, resume_from_checkpoint:bool|str|None=None, *args:Any, **kwargs:Any)->TrainOutput:
-        """Train, or go on: with True, from the run's newest whole checkpoint, with 'auto' if there is one.
-
-        SIGTERM and SIGINT save and stop; a second one ends at once. `Stopped` where one has stopped another
-        run of this process.
-        """
-        check_weights(self.model)
-        try:
-            with self.resume.running(resume_from_checkpoint) as checkpoint:
-                self.batch,self.unchecked_steps = None,self.args.steps_per_generation
-                out = super().train(checkpoint, *args, **kwargs)
-        finally:
-            if self.accelerator.num_processes==1: self.finish_batch()   # of several, one may have failed
-            self.record.close()
-        check_some_step(self)
-        if self.stopped_by: out.metrics['stopped_by'] = self.stopped_by
-        return out
-
-    def evaluate(self, *args:Any, **kwargs:Any)->dict:
-        if not self.is_in_train: check_stop(measures=True)
-        return super().evaluate(*args, **kwargs)
-
-    def _run_epoch(self, *args, **kwargs):
-        if not self.resume.is_done: return super()._run_epoch(*args, **kwargs)
-        self.control.should_training_stop = True   # transformers asks after a step only
-
-    def _evaluate(self, *args, **kwargs):
-        if not self.resume.is_done: return super()._evaluate(*args, **kwargs)
-
-    # ---- its data: TRL's own loader and sampler, of smaller batches
-    def get_train_dataloader(self)->DataLoader:
-        a,whole = self.args,self.args.generation_batch_size
-        a.generation_batch_size //= 1+a.replay_stored_per_fresh
-        try: return super().get_train_dataloader()
-        finally: a.generation_batch_size = whole
-
-    def _get_dataloader(self, *args, batch_size, is_training=False, **kwargs):
-        if is_training: batch_size //= 1+self.args.replay_stored_per_fresh
-        return super()._get_dataloader(*args, batch_size=batch_size, is_training=is_training, **kwargs)
-
-    def _get_train_sampler(self, dataset=None):
-        self.resume.sampler = super()._get_train_sampler(dataset)
-        return self.resume.sampler
-
-    # ---- its checkpoints
-    def _save_checkpoint(self, model, trial):
-        with self.resume.whole_or_none(trial): super()._save_checkpoint(model, trial)
-
-    def _save_rng_state(self, output_dir):   # on every process, before `trainer_state.json`
-        self.finish_batch()   # a checkpoint waits for no batch
-        super()._save_rng_state(output_dir)
-        self.resume.save(output_dir)
-
-    def _load_optimizer_and_scheduler(self, checkpoint):
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None: self.resume.load(checkpoint)
-
-    def _load_rng_state(self, checkpoint):
-        super()._load_rng_state(checkpoint)
-        self.resume.note_randomness()
-
-    def save_model(self, output_dir:str|None=None, _internal_call:bool=False)->None:
-        if _internal_call: return super().save_model(output_dir, True)
-        with full_state_dict(self): super().save_model(output_dir)
-
-    def create_model_card(self, *args:Any, **kwargs:Any)->None:
-        super().create_model_card(*args, **kwargs)
-        if self.is_world_process_zero(): self.record.add_to_card()
 
 # %% ../nbs/16_grpo_with_replay_buffer.ipynb #9e27fb0e
 @patch
@@ -257,6 +152,16 @@ def _flag_rows(self:GRPOWithReplayBufferTrainer, rows, drawn):
     if self.args.replay_unreplaced=='mask': rows.data['completion_mask'] = rows.completion_mask*~dead[:,None]
     return rows.to_trl()|dict(num_items_in_batch=self.accelerator.gather(rows.loss_mask.sum()).sum())
 
+@patch
+def track_rows(self:GRPOWithReplayBufferTrainer,
+    batch:dict,  # what is trained on
+)->dict:         # with a number for each row, which travels through TRL's shuffle
+    "Number the rows, and note what is trained on."
+    A = batch['advantages']
+    batch.setdefault('replay_row', torch.arange(len(A), device=A.device))
+    self.batch.start(self.rows_of(batch), self.table.last(len(self.batch.rewards)))
+    return batch
+
 # %% ../nbs/16_grpo_with_replay_buffer.ipynb #6e8c7a86
 @patch
 def update_replay_buffer(self:GRPOWithReplayBufferTrainer,
@@ -283,8 +188,6 @@ def _fill_loss_inputs(self:GRPOWithReplayBufferTrainer, x, logps):
     if 'replay_old_logps' in x:
         stored = x['replay_old_logps'].to(logps.dtype)
         x['old_per_token_logps'] = torch.where(x['replayed'][:,None], stored, logps)
-    if self.args.replay_no_kl_on_dead and 'ref_per_token_logps' in x:
-        x['ref_per_token_logps'] = torch.where(x['replay_dead'][:,None], logps, x['ref_per_token_logps'])
     if 'replayed' in x: self.ratios.note(x, logps)
 
 # %% ../nbs/16_grpo_with_replay_buffer.ipynb #finishbt
@@ -324,78 +227,3 @@ def reset_buffer(self:GRPOWithReplayBufferTrainer,
 def replay_buffer(self:GRPOWithReplayBufferTrainer)->ReplayBuffer:
     "What is stored; `buffer`, which holds it, draws for all processes alike."
     return self.buffer.index
-
-@patch
-def resample_missing(self:GRPOWithReplayBufferTrainer,
-    inputs:list,  # a dict per row, G rows of a prompt after those of another
-)->list:          # the rows to sample: `inputs`, and again from the first on
-    "Add groups of the same prompts, as many as the buffer can't give yet."
-    k = self.args.replay_stored_per_fresh
-    if not k or not self.model.training: return inputs
-    n = torch.tensor([self.buffer.ready(self.state.global_step)], device=self.accelerator.device)
-    stored = int(self.accelerator.gather(n).min())*self.num_generations   # the same on all processes
-    again = (inputs*k)[:max(0, len(inputs)*k-stored)]
-    return inputs+[{c:own_lists(v) for c,v in o.items()} for o in again]   # no list is in two rows
-
-@patch
-def rows_of(self:GRPOWithReplayBufferTrainer,
-    batch:dict,  # TRL's
-)->TrlRows:
-    "TRL's batch as groups."
-    sequences = str(self.vllm_importance_sampling_mode).startswith('sequence')
-    return TrlRows.from_trl(batch, self._tokenizer.pad_token_id,
-        ('importance_sampling_ratio',) if sequences else ())
-
-@patch
-def track_rows(self:GRPOWithReplayBufferTrainer,
-    batch:dict,  # what is trained on
-)->dict:         # with a number for each row, which travels through TRL's shuffle
-    "Number the rows, and note what is trained on."
-    A = batch['advantages']
-    batch.setdefault('replay_row', torch.arange(len(A), device=A.device))
-    self.batch.start(self.rows_of(batch), self.table.last(len(self.batch.rewards)))
-    return batch
-
-@patch
-def _check_came_back(self:GRPOWithReplayBufferTrainer):
-    "RuntimeError where rows of the first batch were trained on without `_fill_loss_inputs`."
-    if not self.args.replay_active or not self.unchecked_steps: return
-    self.unchecked_steps -= 1
-    n,rows = self.args.train_batch_size,len(set(self.rows_in_loss))
-    if rows!=n:
-        raise RuntimeError(other_version('trl', f'trained on {n} rows of the first batch, of which '
-            f'{rows} came to the loss with the number that replay had given them'))
-
-# %% ../nbs/16_grpo_with_replay_buffer.ipynb #c68dbcad
-@patch
-@contextmanager
-def timed(self:GRPOWithReplayBufferTrainer,
-    what:str,  # what the block does
-)->Iterator:
-    "Put the seconds of a block into the log, where they are averaged over its calls."
-    begun = time.perf_counter()
-    yield
-    mode = 'train' if self.model.training else 'eval'
-    self._metrics[mode][f'{what}_time'].append(time.perf_counter()-begun)
-
-@patch
-def notify(self:GRPOWithReplayBufferTrainer,
-    event:str, **given:object,  # a method that a callback may have; what it gets besides TRL's three
-)->None:
-    "Call every callback that has a method of this name."
-    for c in self.callback_handler.callbacks:
-        if hasattr(c, event): getattr(c, event)(self.args, self.state, self.control, **given)
-
-@patch
-def gather_floats(self:GRPOWithReplayBufferTrainer,
-    values:list,  # k numbers of this process
-)->Tensor:        # (processes, k)
-    "The numbers of each process; one row where all have the same buffer."
-    v = torch.tensor([values], dtype=torch.float32)
-    return self.accelerator.gather(v.to(self.accelerator.device)).cpu() if self.buffer.local else v
-
-@patch
-def log_fill(self:GRPOWithReplayBufferTrainer)->None:
-    "Log how full the buffer is."
-    n,room = self.gather_floats([len(self.replay_buffer), self.replay_buffer.max_size]).sum(0).tolist()
-    self._metrics['train'] |= {'replay/buffer_size':[n], 'replay/fill':[n/max(1, room)]}

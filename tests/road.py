@@ -525,7 +525,7 @@ def on_trl(case):
             multi_objective_aggregation=c.aggregation,
         reward_weights=WEIGHTS[c.rewards], max_grad_norm=c.max_grad_norm or 1e6,
             replay_unreplaced=c.unreplaced,
-        replay_stored_per_fresh=c.stored_per_fresh, replay_no_kl_on_dead=c.drop_dead_kl, record_tokens=True,
+        replay_stored_per_fresh=c.stored_per_fresh, record_tokens=True,
         replay_weight=r.get('weight', 'token'), replay_clip=r.get('clip', 'ppo'), seed=c.seed,
         replay_weight_cap=r.get('weight_cap', 2.), replay_max_drift=r.get('max_drift'))
     if c.adaptive: kw |= dict(use_adaptive_entropy=True, entropy_target=c.adaptive, entropy_coef_delta=.01,
@@ -631,7 +631,6 @@ class OnTRL:
             m.keeps.append(k)
             old = lp.detach() if self.aligned and not o.replayed else o.old[i]
             ref = o.ref[i]
-            if c.drop_dead_kl and ref is not None and not o.alive: ref = lp.detach()
             answers.append(Answer(lp[k], H[k], old[k], o.A[i], o.replayed, True, ref[k] if ref is not None
                 else None, group=r//G))
         if c.aggregation=='normalize_then_sum': self.away_from_rounding(answers)

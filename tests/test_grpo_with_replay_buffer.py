@@ -258,26 +258,21 @@ def test_the_config_reads_from_a_command_line_and_documents_itself():
     from transformers import HfArgumentParser
     from trl import TrlParser
     argv = ('--output_dir x --replay_buffer_size 8 --replay_age_limit 5 --replay_priority recency '
-        '--replay_no_kl_on_dead --use_cpu --bf16 False --loss_type grpo'.split())
+        '--replay_same_prompt_first --use_cpu --bf16 False --loss_type grpo'.split())
     for P in (HfArgumentParser, TrlParser):
         c, = (P(GRPOWithReplayBufferConfig).parse_args_into_dataclasses(argv) if P is HfArgumentParser
             else P(GRPOWithReplayBufferConfig).parse_args_and_config(argv))
-        assert (c.replay_buffer_size, c.replay_age_limit, c.replay_priority, c.replay_no_kl_on_dead,
+        assert (c.replay_buffer_size, c.replay_age_limit, c.replay_priority, c.replay_same_prompt_first,
             c.loss_type)==(8, 5, 'recency', True, 'grpo')
     own = {o.name for o in fields(GRPOWithReplayBufferConfig)}-{o.name for o in fields(GRPOConfig)}
     replay = {f'replay_{k}' for k in ('buffer_size','priority','scope','age_limit','age_decay','max_uses',
-                                      'unreplaced', 'no_kl_on_dead','same_prompt_first','stored_per_fresh',
+                                      'unreplaced','same_prompt_first','stored_per_fresh',
                                       'weight','weight_cap','clip','max_drift')}
     assert own==replay | {'dead_tolerance','record_groups_every','record_max_groups','record_max_mb',
         'record_tokens','scale_lr_by_alive'}
     assert [k for k in own if f'`{k}`' not in GRPOWithReplayBufferConfig.__doc__]==[]
     assert T.config().replay_buffer_size==64
 
-def test_the_model_card_names_package_and_settings():
-    t,_ = run([LIVE], save_strategy='steps', save_steps=2, replay_buffer_size=9)
-    card = Path(t.args.output_dir, 'README.md').read_text(encoding='utf-8')
-    assert ('grpo_nb.grpo_with_replay_buffer' in card and '| `replay_buffer_size` | 9 |' in card
-        and 'replay-buffer' in card)
 
 # -- packing --------------------------------------------------------------------------------------
 def test_widths_are_rounded_up_where_asked():

@@ -34,7 +34,7 @@ CHAPTERS = st.fixed_dictionaries(COMMON|dict(corrected=rare(True, False), shared
     replay_correction=corrections([*WEIGHTS, 'decoupled'], **MOMENT)))
 ON_TRL = st.fixed_dictionaries(COMMON|dict(bias_kl=st.booleans(), accumulate=rare(1, 2),
     tools=rare(False, True),
-    adaptive=rare(None, 2., 3.), drop_dead_kl=rare(False, True), resume=st.just(False),
+    adaptive=rare(None, 2., 3.), resume=st.just(False),
     replay_correction=corrections(WEIGHTS)))
 
 def allowed(case, trl):
@@ -54,7 +54,7 @@ USUAL = dict(loss='dapo', level='token', epsilon=.2, epsilon_high=None, delta=No
     rewards='one', unreplaced='keep', stored_per_fresh=0, parts=2, passes=1, max_grad_norm=0.,
     off_policy=None, lr=1e-2, seed=3, ends=1.5, batches=3, corrected=True, shared_prefix=True,
     strategy='replay', correction=None, replay_correction=None, bias_kl=True, accumulate=1, tools=False,
-    adaptive=None, drop_dead_kl=False, resume=False, top_k=0, top_p=1., min_p=None)
+    adaptive=None, resume=False, top_k=0, top_p=1., min_p=None)
 HELD = dict(weight='truncated', clip='none', weight_cap=1.05)
 BOTH = [dict(replay_correction=HELD, loss='luspo', level='sequence', passes=2, stored_per_fresh=1),
     dict(replay_correction=HELD, loss='cispo', scale='batch'),
@@ -76,7 +76,7 @@ RARE = dict(chapters=[*BOTH, AGAINST, dict(strategy='gfpo', loss='bnpo', scale='
     on_trl=[*BOTH, AGAINST|dict(seed=8), dict(tools=True, accumulate=2, passes=2, beta=.05, loss='grpo'),
     dict(replay_correction=dict(max_drift=.05), adaptive=3.1, accumulate=2, loss='bnpo', quantile=.75,
         seed=8),
-    dict(beta=.3, drop_dead_kl=True, tools=True, accumulate=2, seed=4), dict(resume=True, adaptive=3.5),
+    dict(beta=.3, tools=True, accumulate=2, seed=4), dict(resume=True, adaptive=3.5),
     dict(resume=True, adaptive=2.5, quantile=.75, beta=.05, seed=4),
     # one token of the batch counts, half of one for each step
     dict(loss='vespo', mask_truncated=True, tools=True, unreplaced='mask', ends=1., temperature=.7, beta=.05,

@@ -131,8 +131,8 @@ def test_other_replay_options_are_refused_and_named(tmp_path):
     make(tmp_path, 2).train()
     for kw in (dict(replay_buffer_size=7), dict(replay_buffer_size=0), dict(replay_priority='uniform'),
             dict(replay_age_limit=3), dict(replay_age_decay=2.), dict(replay_max_uses=1),
-            dict(replay_unreplaced='mask'), dict(replay_no_kl_on_dead=True),
-            dict(replay_same_prompt_first=True), dict(dead_tolerance=.5)):
+            dict(replay_unreplaced='mask'), dict(replay_same_prompt_first=True),
+            dict(dead_tolerance=.5)):
         with pytest.raises(
             ValueError,
             match=f'{next(iter(kw))}=.*, this run has {next(iter(kw.values()))}.*new run from its weights',

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['log', 'check_arguments', 'check_settings_class', 'check_images', 'n_prompts', 'check_agreement', 'check_prompts',
-           'non_finite_weight', 'check_weights', 'explain_nan', 'check_loss', 'check_some_step']
+           'non_finite_weight', 'explain_nan', 'check_loss', 'check_some_step']
 
 # %% ../../nbs/on_trl/checks.ipynb #54ca569e
 import inspect, logging, os, warnings
@@ -135,13 +135,6 @@ def non_finite_weight(
 )->str:               # '' where all are finite
     "The first weight that is not finite, by name."
     with torch.no_grad(): return next((n for n,p in model.named_parameters() if not p.isfinite().all()), '')
-
-def check_weights(
-    model:nn.Module,  # about to be trained
-)->None:
-    "ValueError for a weight that is not finite."
-    if bad := non_finite_weight(model):
-        raise ValueError(f'weight {bad!r} has a nan or inf before the first step: load the model again')
 
 # %% ../../nbs/on_trl/checks.ipynb #ed6d055a
 @contextmanager

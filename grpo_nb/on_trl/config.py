@@ -37,7 +37,7 @@ _RULES = [*RULES,
     ('replay_age_decay', lambda v: v>0, 'None, or more than 0 optimizer steps'),
     ('replay_weight_cap', lambda v: v>0, 'a number above 0'),
     ('replay_max_drift', lambda v: v>=0, 'None, or 0 or more nats per token'),
-    ('replay_no_kl_on_dead replay_same_prompt_first record_tokens', lambda v: True, 'True or False'),
+    ('replay_same_prompt_first record_tokens', lambda v: True, 'True or False'),
     ('record_max_groups', lambda v: v>=1, 'None, or 1 or more groups')]
 
 # %% ../../nbs/on_trl/config.ipynb #096bb34a
@@ -139,8 +139,6 @@ class GRPOWithReplayBufferConfig(ReplayOptions, GRPOConfig):
     replay_unreplaced:str = config_field('keep',
         "What to do with a dead group that nothing can replace: 'keep' trains on it as TRL does, "
         "'mask' takes its tokens out of the loss.", choices=['keep','mask'])
-    replay_no_kl_on_dead:bool = config_field(False,
-        'Stop the pull of the KL term on dead groups that stay in the batch (only with beta above 0).')
     replay_same_prompt_first:bool = config_field(False,
         "Prefer stored groups of the dead group's own prompt; not with one buffer for several processes.")
     scale_lr_by_alive:str = config_field('none',
@@ -179,7 +177,7 @@ class GRPOWithReplayBufferConfig(ReplayOptions, GRPOConfig):
     @property
     def replay_active(self)->bool:
         "Does the run change TRL's batch at all?"
-        return self.replay_buffer_size>0 or self.replay_unreplaced=='mask' or self.replay_no_kl_on_dead
+        return self.replay_buffer_size>0 or self.replay_unreplaced=='mask'
 
 # %% ../../nbs/on_trl/config.ipynb #50180d14
 GRPOWithReplayBufferConfig.__doc__ += '\n\n'+'\n'.join(f'- `{f.name}` (default {f.default!r}): '

@@ -15,7 +15,6 @@ from accelerate.utils import gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 from ..parts.validate import warmup_warning
-from ..parts.versions import versions
 from ..parts.groups import dead_reason, group_scores
 from ..parts.ratios import importance_ratio, match_mask
 from ..run.record import (
@@ -67,7 +66,6 @@ class RecordCallback(TrainerCallback):
     ):
         self.trainer = trainer
         self.told,self.last = set(),(0, 0)   # warnings already given; step and number of the next group
-        self.written = {}   # bytes of each file that a checkpoint speaks of
 
     def records_step(self,
         number:int,  # of a generation batch, from 0
@@ -76,26 +74,9 @@ class RecordCallback(TrainerCallback):
         every = self.trainer.args.record_groups_every
         return bool(every) and number%every==0
 
-    def sizes(self)->dict:
-        "Bytes of the files, on the process that writes them."
-        files = [Path(self.trainer.args.output_dir)/k for k in ('history.jsonl','groups.jsonl')]
-        return {f.name:f.stat().st_size for f in files if self.recorder and f.exists()}
-
     def close(self)->None:
         "Release the folder for other runs."
         if self.recorder: self.recorder.close()
-
-    def add_to_card(self)->None:
-        "The settings of replay, at the end of the model card that TRL wrote."
-        a,v = self.trainer.args,versions()
-        path,theirs = Path(a.output_dir)/'README.md',GRPOConfig.__dataclass_fields__
-        own = [f.name for f in fields(a) if f.name not in theirs]
-        rows = '\n'.join(f'| `{k}` | {getattr(a, k)} |' for k in own)
-        card = path.read_text(encoding='utf-8')   # it holds names with accents
-        path.write_text(card+'\n## Replay buffer\n\nTrained with '
-            '`grpo_nb.grpo_with_replay_buffer.GRPOWithReplayBufferTrainer`, '
-            f'grpo_nb {v["grpo_nb"]} on trl {v["trl"]}.\n\n| setting | value |\n|---|---|\n{rows}\n',
-            encoding='utf-8')
 
     def on_train_begin(self, args:GRPOConfig, state:TrainerState, control:TrainerControl,
         **kwargs:object,
@@ -114,12 +95,6 @@ class RecordCallback(TrainerCallback):
             warmup = args.get_warmup_steps(state.max_steps)
             if note := warmup_warning(warmup, state.max_steps): log.warning(note)
         if why := next(filter(None, gather_object([why])), ''): raise ValueError(why)
-        now = self.sizes()
-        for k,n in self.written.items() if resumed else ():
-            if now.get(k, 0)<n:
-                log.warning(f'{k} has {now.get(k, 0):,} bytes up to step {resumed}, {n:,} were written: rows '
-                    'of the record are missing. The run continues; reports and the verdict see '
-                    'what is left')
 
     def about(self)->dict:
         "What settings.json holds."
