@@ -16,7 +16,7 @@ from .parts.validate import validate_prompts
 from .replay import ReplayBuffer
 from .run.checkpoints import checkpoint_error, last_checkpoint
 from .on_trl.base import RunOnTRL
-from .on_trl.batch_record import begin_batch, log_counts
+from .on_trl.batch_record import begin_batch, is_text, log_counts
 from .on_trl.checks import check_arguments, check_loss, check_prompts, explain_nan
 from .on_trl.config import GRPOWithReplayBufferConfig
 from .on_trl.distributed import BatchInfo, DrawResult, ShardedBuffer
@@ -25,7 +25,6 @@ from .on_trl.resume import Resume
 from .on_trl.rewards import CheckedRewards
 from .on_trl.rows import PROMPT_COMPLETION_COLUMNS, IMAGE_COLUMNS, TrlRows, row_format
 from .on_trl.scaled_steps import ScaledSteps, live_share
-from .on_trl.table import CompletionsTable, is_text
 from .on_trl.trl_api import check_trl_api
 
 # %% ../nbs/16_grpo_with_replay_buffer.ipynb #451c6228
@@ -54,7 +53,6 @@ class GRPOWithReplayBufferTrainer(RunOnTRL):
         self.forward = CheckedForward(self)
         self.ratios = ReplayedRatios(self)
         self.resume = Resume(self, fingerprint)
-        self.table = CompletionsTable(self._logs, self.reward_func_names)
         from grpo_nb.on_trl.record import RecordCallback   # with the verdict, which a config does not need
         self.record = RecordCallback(self)
         self.scale = ScaledSteps(self)
@@ -159,7 +157,7 @@ def track_rows(self:GRPOWithReplayBufferTrainer,
     "Number the rows, and note what is trained on."
     A = batch['advantages']
     batch.setdefault('replay_row', torch.arange(len(A), device=A.device))
-    self.batch.start(self.rows_of(batch), self.table.last(len(self.batch.rewards)))
+    self.batch.start(self.rows_of(batch))
     return batch
 
 # %% ../nbs/16_grpo_with_replay_buffer.ipynb #6e8c7a86

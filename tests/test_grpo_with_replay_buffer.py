@@ -2,7 +2,6 @@
 then the ratio, options, metrics and the documented example."""
 
 from dataclasses import fields
-from pathlib import Path
 import pytest, torch
 from trl import GRPOConfig, GRPOTrainer
 from grpo_nb.grpo_with_replay_buffer import (GRPOWithReplayBufferConfig)
@@ -273,6 +272,15 @@ def test_the_config_reads_from_a_command_line_and_documents_itself():
     assert [k for k in own if f'`{k}`' not in GRPOWithReplayBufferConfig.__doc__]==[]
     assert T.config().replay_buffer_size==64
 
+def test_the_table_of_completions_is_trls_own_and_shows_what_was_sampled():
+    tok = T.tokenizer()
+    t,got = run([LIVE,LIVE,LIVE,DEAD], log_completions=True, num_completions_to_print=0)
+    L,b = t._logs,got[-1]
+    assert b['replayed'].tolist()==[False]*4+[True]*4
+    said = [tok.decode(i[m.bool()], skip_special_tokens=True)
+        for i,m in zip(b['completion_ids'], b['completion_mask'])]
+    assert list(L['completion'])[:4]==said[:4] and list(L['completion'])[4:]!=said[4:]
+    assert list(L['rewards']['scripted'])==LIVE+DEAD and list(L['advantages'])[4:]==[0.]*4
 
 # -- packing --------------------------------------------------------------------------------------
 def test_widths_are_rounded_up_where_asked():
@@ -311,7 +319,6 @@ def test_a_registered_priority_decides_what_is_drawn():
         got[0]['completion_ids'][:G][got[0]['completion_mask'][:G].bool()])
     with pytest.raises(ValueError, match="no replay_priority 'oldest': choose one of recency, score"):
         T.config(replay_priority='oldest')
-    with pytest.raises(ValueError, match='branches of its method'): T.config(loss_type='reinforce')
 
 @pytest.mark.parametrize('kw', [{}, dict(num_iterations=2), dict(steps_per_generation=2,
     per_device_train_batch_size=G)])

@@ -138,7 +138,6 @@ def test_the_larger_models_command_on_the_page_is_understood():
     assert R.xml_count(form, r.xml_reward)==1.   # four parts of .25
     plan = gsm8k([*words.split()[4:], '--dry_run', '--num_processes', '8'])
     assert plan['prompts']==16 and plan['completions_per_process']==16
-    assert [o for o in plan['problems'] if 'vllm is not installed' not in o]==[]
 
 def test_model_name_is_the_name_of_the_run_and_never_a_model(tmp_path):
     (tmp_path/'a.yaml').write_text('model_name: monday\nrepo_id: tiny\n')
@@ -204,14 +203,8 @@ def test_dry_run_prints_the_plan_and_loads_nothing(capsys):
     words = '''--model Qwen/Qwen2.5-7B-Instruct --num_processes 64 --num_generations 16
         --total_batch_size 32 --max_completion_length 1024 --dry_run'''
     plan = gsm8k(words.split())
-    assert (plan['world_size'], plan['prompts'], len(plan['straddling']), plan['problems'])==(64, 32, 32, [])
+    assert (plan['world_size'], plan['prompts'], len(plan['straddling']))==(64, 32, 32)
     assert '512 completions for 32 prompts' in capsys.readouterr().out
-
-def test_what_speaks_against_a_run_is_in_its_plan(capsys):
-    plan = gsm8k(model='tiny', dry_run=True, reward_weights=[1., 2.])
-    assert '2 reward_weights for 5 rewards (xmlcount, soft_format' in str(plan['problems'])
-    plan = gsm8k(model='tiny', dry_run=True, use_vllm=True, vllm_mode='colocate')
-    assert 'vllm is not installed' in str(plan['problems']) and 'PROBLEM: vllm is' in capsys.readouterr().out
 
 def test_a_plan_for_8_processes_is_legal_where_the_run_would_be():
     eight = dict(model='tiny', dry_run=True, num_processes=8, per_device_train_batch_size=3)
@@ -219,18 +212,6 @@ def test_a_plan_for_8_processes_is_legal_where_the_run_would_be():
     assert [plan[k] for k in ('completions_per_process','completions','prompts')]==[6, 48, 6]
     with pytest.raises(ValueError, match='divisible'):
         gsm8k(steps_per_generation=1, num_generations=16, **eight)
-
-def test_a_missing_vllm_is_said_before_anything_is_loaded():
-    with pytest.raises(ValueError, match='vllm is not installed'):
-        gsm8k(model='tiny', use_vllm=True, output_dir='x')
-
-
-def test_a_vllm_server_that_does_not_answer_stops_a_run_before_it_loads(monkeypatch):
-    monkeypatch.setattr('grpo_nb.on_trl.options.find_spec', lambda n: True)
-    with pytest.raises(ValueError, match='no vLLM server answers at http://127.0.0.1:9'):
-        gsm8k(model='tiny', use_vllm=True, vllm_mode='server', vllm_server_base_url='http://127.0.0.1:9',
-              output_dir='x')
-
 
 # -- runs --------------------------------------------------------------------------------------------
 
@@ -364,8 +345,6 @@ WRONG = [
     (lambda d: ['--model','tiny','--accelerate_config','fsdp3'], 'neither a file nor a valid config'),
     (lambda d: ['--model','tiny','--do_sample','True'], 'answers are always sampled'),
     (lambda d: ['--model','tiny','--completion_chunk_size','64'], "TRL's kernel fixes the size"),
-    (lambda d: ['--model','tiny','--use_vllm'], 'vllm is not installed'),
-    (lambda d: ['--model','tiny','--reward_weights','1','2'], '2 reward_weights for 5 rewards'),
     (lambda d: ['--model','tiny','--rows_file',str(d/'none.jsonl')], 'none.jsonl'),
     (lambda d: ['--model','tiny','--config',str(d/'trl.yaml')], 'the recipe decides it'),
     (lambda d: ['--model','tiny','--generation_batch_size','6','--num_generations','4'], 'divisible')]
@@ -423,6 +402,16 @@ def test_own_rows_and_two_rewards_train_by_one_command(mine, capsys):
     assert {'report.html','inspector.html','history.jsonl'}<={f.name for f in (mine/'run').iterdir()}
     said = capsys.readouterr().out
     assert str(mine/'run'/'report.html') in said and str(mine/'run'/'inspector.html') in said
+    assert str(t.record.verdict) in said   # a log that is made by `> log` has it
+
+def test_after_a_crash_in_the_first_batch_the_same_command_names_the_option_with_which_it_goes_on(mine):
+    rewards = (mine/'rw.py').read_text()
+    broken = rewards.replace('    return [float(', '    raise KeyError("answer")\n    return [float(')
+    (mine/'rw.py').write_text(broken)
+    with pytest.raises(KeyError, match='answer'): own(mine)
+    (mine/'rw.py').write_text(rewards)
+    with pytest.raises(ValueError, match='of an earlier run.*or resume with resume=auto$'): own(mine)
+    assert own(mine, resume='auto').state.global_step==2
 
 OWN = """
 from grpo_nb.replay import Replay
@@ -524,25 +513,16 @@ def test_a_saved_folder_is_a_data_set_and_another_is_not(mine):
         load_training_rows(TrlArguments(dataset=str(mine)))
 
 NOT_OWN = [(dict(prompt_column='prompt'), 'has no column `prompt`'),
-    (dict(reward=['no_such_room.gone']), 'no module'),
-    (dict(load_in_4bit=True), 'bitsandbytes is not'),
-    (dict(use_liger_kernel=True), 'liger_kernel is not'), (dict(use_vllm=True), 'vllm is not installed')]
+    (dict(reward=['no_such_room.gone']), 'no module')]
 
 @pytest.mark.parametrize('more,say', NOT_OWN)
 def test_what_is_missing_is_said_before_a_model_is_loaded(more, say, mine, monkeypatch):
-    from importlib.util import find_spec
-    if any(find_spec(o) for o in ('bitsandbytes','liger_kernel','vllm') if o in say):
-        pytest.skip('it is here')
     monkeypatch.setattr('datasets.config.HF_HUB_OFFLINE', True)
     monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
     monkeypatch.setattr(R, '_load', lambda r: pytest.fail('a model was loaded'))
     with pytest.raises(ValueError, match=say):
         train_trl(**dict(dataset=str(mine/'rows.jsonl'), prompt_column='question', output_dir=str(mine/'run'),
             **FAST)|more)
-
-def test_a_missing_peft_is_said(mine, monkeypatch):
-    monkeypatch.setattr('grpo_nb.on_trl.options.find_spec', lambda k: None)
-    with pytest.raises(ValueError, match='--use_peft: peft is not installed'): own(mine, use_peft=True)
 
 def test_more_processes_than_cards_is_one_line(mine, monkeypatch):
     monkeypatch.setenv('LOCAL_WORLD_SIZE', '2')

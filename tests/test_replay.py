@@ -529,3 +529,19 @@ if __name__=='__main__':
     for n,calls in ((64, 2000), (1_000, 1000), (40_000, 50)):
         add,draw = microseconds(n, calls)
         print(f'{n:7,d} groups: adding 16 {add:9.1f} µs, drawing 8 {draw:9.1f} µs')
+
+def test_what_has_left_in_a_step_is_known_until_the_next():
+    b = ReplayBuffer(2, age_limit=3)
+    assert b.add([1., 2., .5], ['a', 'b', 'c'], 0)==[0, 1, None] and b.evicted==[]   # c never came in
+    b.add([3.], ['d'], 0)
+    assert b.evicted==[0]
+    b.evict_expired(0)
+    assert b.evicted==[0]
+    b.add([9.], ['e'], 1)
+    assert b.evicted==[1]
+    b.evict_expired(4)
+    assert b.evicted==[3] and [e.data for e in b]==['e']
+    m = Replay(1)
+    m.process_batch(batch([MIXED]), step=0)
+    records = m.process_batch(batch([MIXED, DEAD0], seed=1), step=1).records
+    assert records[0]['evicted']==[0] and 'evicted' not in records[1]

@@ -67,7 +67,7 @@ TABLE = [   # (setting, value, what it needs)
     ('replay_age_limit', '10', 'a whole number'),
     ('replay_age_decay', 'fast', 'a number'),
     ('replay_max_uses', 1.5, 'a whole number'),
-    ('record_tokens', 'yes', 'True or False')]
+    ('replay_same_prompt_first', 'yes', 'True or False')]
 
 # What TRL's own code says of it, in its own words, or takes
 TRLS_OWN = '''generation_batch_size max_steps top_k min_p epsilon_high delta top_entropy_quantile seed

@@ -104,7 +104,6 @@ def test_replayed_rows_of_the_table_have_the_form_of_their_neighbours(parts, sco
     t = T.trainer(Scripted([LIVE,ALSO,DEAD,LIVE], G), num_generations=G, per_device_train_batch_size=2*G,
         max_steps=2, dataset=ds, log_completions=True, num_completions_to_print=0, replay_scope=scope)
     t.train()
-    assert list(t._logs['extra']['replayed'])==[True]*G+[False]*G
     form = lambda o: 'text' if isinstance(o, str) else type(o[-1]['content']).__name__   # older TRL logs text
     assert len({form(p) for p in t._logs['prompt']})==len({form(c) for c in t._logs['completion']})==1
 

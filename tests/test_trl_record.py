@@ -9,7 +9,6 @@ import pytest, torch
 from transformers import TrainerCallback
 import grpo_nb.on_trl.record as on_trl_record
 from grpo_nb.on_trl.rows import TrlRows
-from grpo_nb.on_trl.table import _match_format
 from grpo_nb.parts.batch_plan import batch_plan
 from grpo_nb.inspector import inspector_html
 from grpo_nb.run.record import GROUP_FIELDS, Recorder, lock_folder
@@ -325,7 +324,6 @@ def test_recording_takes_about_a_hundredth_of_the_step_of_even_a_small_model():
     def add(dt): spent['record'][-1] += dt
     def end(dt): spent['step'].append(dt); spent['record'].append(0.)
     watch(t.record, 'on_batch_end', add)
-    watch(t.table, 'last', add)
     watch(t, 'training_step', end)
     t.train()
     share = [r/s for r,s in zip(spent['record'], spent['step'])][2:]
@@ -363,15 +361,6 @@ def test_recorded_log_probs_are_those_of_the_model_that_sampled():
     for i,row in enumerate(logps):
         told = r.rows[i//G]['logps'][i%G]
         assert told==pytest.approx(row[b['completion_mask'][i].bool()].tolist(), abs=2e-3)
-
-@pytest.mark.parametrize('logged,said,want', [
-    ('text', 'ours', 'ours'),
-    ('text', [dict(role='user', content='a'), dict(role='user', content='b')], 'a\nb'),
-    ([dict(role='user', content='x')], 'ours', [dict(role='user', content='ours')]),
-    ([dict(role='user', content=[dict(type='text', text='x')])], 'ours',
-        [dict(role='user', content=[dict(type='text', text='ours')])])])
-def test_a_newcomer_stands_in_trls_table_in_the_form_of_what_it_replaced(logged, said, want):
-    assert _match_format(logged, said, 'user')==want
 
 def test_what_is_seen_while_a_run_goes_on_is_said_once(caplog, monkeypatch):
     fault = SimpleNamespace(name='dead', message='all dead', evidence='e', remedy='r')

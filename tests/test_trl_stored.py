@@ -7,7 +7,7 @@ import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
 from grpo_nb.on_trl.rows import (
     TrlRows, append_blank_rows, check_columns, row_format)
-from grpo_nb.on_trl.table import CompletionsTable, is_text
+from grpo_nb.on_trl.batch_record import is_text
 from grpo_nb.parts.groups import pack_groups
 from trl_resumed import buffers_equal, logs, make
 from weekly import most_weekly
@@ -160,17 +160,15 @@ def test_a_data_set_may_be_as_small_as_what_is_sampled():
     with pytest.raises(ValueError, match='1 rows but 2 prompts a batch'):
         T.trainer(reward, per_device_train_batch_size=6*G, replay_stored_per_fresh=2, dataset=T.data(1))
 
-def test_the_table_and_the_record_hold_a_row_for_each_row_that_is_trained_on(four):
+def test_the_table_holds_what_was_sampled_and_the_record_what_is_trained_on(four):
     from grpo_nb.run.reading import read_run
     t,got,*_ = four
     L,b = t._logs,got[-1]
-    assert len(L['prompt'])==len(L['completion'])==len(L['advantages'])==3*G
-    assert list(L['extra']['replayed'])[-3*G:]==b['replayed'].tolist()
-    assert [round(x, 4) for x in list(L['advantages'])[-3*G:]]==[round(x, 4)
-        for x in b['advantages'].tolist()]
+    assert len(L['prompt'])==len(L['completion'])==len(L['advantages'])==G   # no row of an earlier batch
+    assert list(L['advantages'])==pytest.approx(b['advantages'][:G].tolist())
     texts = t.processing_class.batch_decode([i[m.bool()]
         for i,m in zip(b['completion_ids'], b['completion_mask'])], skip_special_tokens=True)
-    assert list(L['completion'])[-3*G:]==texts
+    assert list(L['completion'])==texts[:G]
     run = read_run(t.args.output_dir)
     assert [o['outcome'] for o in run.rows]==['trained']*3+['trained','stored','stored']*3
     born = {o['id']:o for o in run.rows if o['id'] is not None}
@@ -218,34 +216,12 @@ def test_a_place_for_a_stored_group_counts_for_nothing_until_it_is_filled():
     assert got['completion_ids'].tolist()==[[3,4],[5,6],[3,4]] and got['prompt']==['p','q','p']
     assert got['num_items_in_batch']==4 and batch['completion_mask'].all()
 
-def table(n, own):
-    "TRL's table of `n` rows named by their number, and a column that a reward logged in the last `own`"
-    rows = [float(i) for i in range(n)]
-    return CompletionsTable(dict(prompt=[f'p{i}' for i in range(n)], completion=[f'c{i}' for i in range(n)],
-        advantages=rows[:], rewards=dict(f=rows[:]), extra=dict(note=rows[n-own:], replayed=[])), ['f'])
-
 def test_a_prompt_is_plain_without_pictures():
     said = dict(role='user', content='hi')
     assert is_text('hi') and is_text([said]) and is_text([said, said])
     picture = dict(said, content=[dict(type='image')])
     for o in (None, [said, picture], ['hi'], dict(said)): assert not is_text(o)
 
-def test_places_that_were_not_sampled_show_the_first_row_of_their_process_without_reward():
-    t = table(5, 5)   # a row of an earlier batch, then two processes that sampled two each
-    t.widen(2, 3, 2)
-    assert t.logs['prompt']==['p0','p1','p2','p1','p3','p4','p3']
-    assert t.logs['completion']==['c0','c1','c2','c1','c3','c4','c3']
-    assert t.logs['advantages']==[0., 1., 2., 0., 3., 4., 0.]
-    assert str(t.logs['rewards']['f'])=='[0.0, 1.0, 2.0, nan, 3.0, 4.0, nan]'
-    assert t.logs['extra']['note']==[0., 1., 2., '', 3., 4., ''] and t.logs['extra']['replayed']==[]
-
-def test_what_rewards_logged_of_a_row_goes_with_it_where_another_comes_in():
-    for own,note in ((3, [None, 1., None]), (2, [1., None])):   # a column may be younger than the table
-        t = table(3, own)
-        t.replace([(0, 'new', 'done', .5, [2.]), (2, 'late', 'end', -.5, [3.])], 3)
-        assert t.logs['extra']['note']==note and t.logs['extra']['replayed']==[True, False, True]
-        assert t.logs['prompt']==['new','p1','late'] and t.logs['completion']==['done','c1','end']
-        assert t.logs['advantages']==[.5, 1., -.5] and t.logs['rewards']['f']==[2., 1., 3.]
 
 def test_values_that_are_equal_but_of_different_types_are_all_stored():
     ones = torch.ones(4, 2, dtype=torch.int64)
@@ -412,3 +388,26 @@ def test_rows_are_picked_and_batches_come_back_as_they_were(rows, at):
     assert [a==b for a in keys for b in keys]==[a['prompt_ids']==b['prompt_ids'] for a in rows for b in rows]
     assert x.prompt_keys(2)==keys[::2] and all(0<=k<2**31 for k in keys)
     with pytest.raises(AttributeError, match='no column `images`'): x.images
+
+WRITES_OFF = '''
+def young_and_fair(entries, now):
+    "Groups of which three steps ago half was right are gone."
+    return [float(now-e.step<3 or sum(e.rewards)/len(e.rewards)!=.5) for e in entries]
+'''
+
+def test_a_priority_of_ones_own_evicts_by_reward_and_age_and_the_record_says_when(tmp_path):
+    from grpo_nb.run.reading import read_run
+    from grpo_nb.see.view import stored_groups
+    (tmp_path/'mine.py').write_text(WRITES_OFF)
+    plan = [LIVE, [0.,0.,0.,1.], DEAD]   # of each batch's three groups one is half right, one a quarter
+    t = T.trainer(Scripted(plan*6, G), per_device_train_batch_size=3*G, max_steps=6,
+        replay_priority=f'{tmp_path}/mine.py:young_and_fair', output_dir=str(tmp_path/'run'))
+    t.train()
+    rows = read_run(tmp_path/'run').rows
+    born = {o['id']:(o['step'], sum(o['rewards'])/G) for o in rows if o['id'] is not None}
+    gone = {i:o['step'] for o in rows for i in o.get('evicted') or ()}
+    assert gone=={i:step+3 for i,(step,r) in born.items() if r==.5 and step+3<=6} and len(gone)==3
+    assert {e.id for e in t.replay_buffer}==born.keys()-gone.keys()
+    by_step = {s:[o for o in rows if o['step']==s] for s in range(1, 7)}
+    shown,_ = stored_groups(by_step, {s:s-1 for s in by_step})
+    assert {o['id']:o['out'] for o in shown}=={i:gone[i]-1 if i in gone else None for i in born}

@@ -7,6 +7,7 @@ __all__ = ['RunOnTRL']
 
 # %% ../../nbs/on_trl/base.ipynb #base0002
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -89,6 +90,9 @@ class RunOnTRL(GRPOTrainer):
         if not k or not self.model.training: return inputs
         n = torch.tensor([self.buffer.ready(self.state.global_step)], device=self.accelerator.device)
         stored = int(self.accelerator.gather(n).min())*self.num_generations   # the same on all processes
+        L = self._logs   # TRL's table, in which rows of the last batch would stay
+        for o in (*L.values(), *L['rewards'].values(), *L['extra'].values()):
+            if isinstance(o, deque): o.clear()
         again = (inputs*k)[:max(0, len(inputs)*k-stored)]
         return inputs+[{c:own_lists(v) for c,v in o.items()} for o in again]   # no list is in two rows
 

@@ -178,6 +178,7 @@ class DrawResult:
     incoming:list  # (lo, hi, rows): rows lo..hi-1 of this process's batch are to become `rows`
     to_store:dict  # group of this batch -> (id, lo, hi): its rows lo..hi-1 lie here and wait for `commit`
     keys:list      # prompt key of each group, as sampled
+    evicted:list   # ids of groups that have left the buffer in this step
 
     @property
     def rows(self)->list:
@@ -262,7 +263,7 @@ class ShardedBuffer:
         mine = {g:(i, lo, hi) for g,i in stored.items() for r,lo,hi in group_slices(g, G, n) if r==self.rank}
         past = [[e.id for e in drawn], places, sorted(stored.items()), self.index.next_id, len(self.index)]
         self.crc = _crc(str(past).encode(), self.crc)
-        return DrawResult(places, drawn, left, stored, incoming, mine, keys)
+        return DrawResult(places, drawn, left, stored, incoming, mine, keys, [*self.index.evicted])
 
     def _rows_here(self, e, first=0):
         "This rank's rows of a drawn group, which begin with row `first` of it."

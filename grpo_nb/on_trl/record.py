@@ -193,7 +193,9 @@ class RecordCallback(TrainerCallback):
             else: what = 'trained' if not dead else 'replaced' if e else left
             return dict(prompt_key=e.prompt_key if what=='stored' else key, outcome=what,
                 replacement=described(e) if e else None, id=number(drawn.stored.get(g)) if drawn else None)
-        return [outcome(g, *o) for g,o in enumerate(zip(keys, b.dead.tolist()))]
+        rows = [outcome(g, *o) for g,o in enumerate(zip(keys, b.dead.tolist()))]
+        if drawn and drawn.evicted: rows[0]['evicted'] = [number(i) for i in drawn.evicted]
+        return rows
 
     def _tokens(self, b):
         """On request, of each row: its ids, and the numbers that are known of them; None for a token that a
@@ -214,19 +216,19 @@ class RecordCallback(TrainerCallback):
         "A dict for each group, from all processes."
         t,G = self.trainer,self.trainer.num_generations
         B = min(len(outcomes), t.args.record_max_groups or len(outcomes))
-        r,stats,outcomes,new = b.rewards[:B*G].clone(),stats[:B*G],outcomes[:B],b.after
+        r,stats,outcomes = b.rewards[:B*G].clone(),stats[:B*G],outcomes[:B]
         prompts,texts,A = b.prompts[:B],b.completions[:B*G],b.advantages_before[:B*G]
+        trained = [b.came_in[i][2] if i in b.came_in else a for i,a in enumerate(A)]
         counts,seen = stats[:,:-3].view(B, G, -1).sum(1).tolist(),stats[:,-3].view(B, G).all(1).tolist()
         for g,(f,(*bins,held)) in enumerate(zip(outcomes, counts)):
             here = slice(g*G, g*G+G)
-            if f['outcome']=='stored':   # never sampled: the group is what came in
-                prompts[g],texts[here] = new['prompt'][g*G],new['completion'][here]
-                A[here],r[here] = new['advantages'][here],new['rewards'][here]
             if f['replacement']:
-                f['replacement'] |= dict(prompt=as_text(new['prompt'][g*G]),
-                    completions=[as_text(o) for o in new['completion'][here]],
-                    advantages=new['advantages'][here],
-                    rewards=t.rewards.weighted(new['rewards'][here]).tolist())
+                (prompt,*_),done,_,rewards = zip(*(b.came_in[i] for i in range(g*G, g*G+G)))
+                rewards = torch.tensor(rewards)
+                f['replacement'] |= dict(prompt=as_text(prompt), completions=[*done],
+                    advantages=trained[here], rewards=t.rewards.weighted(rewards).tolist())
+                if f['outcome']=='stored':   # never sampled: the group is what came in
+                    prompts[g],texts[here],A[here],r[here] = prompt,done,trained[here],rewards
             if seen[g]:
                 f |= dict(clip_frac=held/max(1, sum(bins)),
                     ratio_hist=dict(edges=RATIO_EDGES, counts=[int(n) for n in bins]))
@@ -236,6 +238,6 @@ class RecordCallback(TrainerCallback):
             n_tokens=stats[:,-2].long(), truncated=stats[:,-1].bool(), dead=dead,
             dead_reason=dead_reason(total, t.args.dead_tolerance, dead=dead),
             rewards_by_func=dict(zip(t.reward_func_names, r.unbind(1))), advantages_before=A,
-            extra={k:v[:B*G] for k,v in b.extra.items()}, advantages=by_group(new['advantages'][:B*G]),
+            extra={k:v[:B*G] for k,v in b.extra.items()}, advantages=by_group(trained),
             score=group_scores(A, total),
             **(token_fields(t._tokenizer, told[:B*G], G) if told else {}))
