@@ -527,7 +527,11 @@ def on_trl(case):
             replay_unreplaced=c.unreplaced,
         replay_stored_per_fresh=c.stored_per_fresh, record_tokens=True,
         replay_weight=r.get('weight', 'token'), replay_clip=r.get('clip', 'ppo'), seed=c.seed,
-        replay_weight_cap=r.get('weight_cap', 2.), replay_max_drift=r.get('max_drift'))
+        replay_weight_cap=r.get('weight_cap', 2.), replay_max_drift=r.get('max_drift'),
+        top_k=c.top_k, top_p=c.top_p, min_p=c.min_p)
+    if c.pad:   # padding that is not token 0, and is never sampled
+        tok = T.tokenizer(pad='<unk>')
+        kw |= dict(processing_class=tok, generation_kwargs=dict(suppress_tokens=[tok.pad_token_id]))
     if c.adaptive: kw |= dict(use_adaptive_entropy=True, entropy_target=c.adaptive, entropy_coef_delta=.01,
         entropy_coef_min=0.,
         entropy_coef_max=.1, entropy_coef=c.entropy_coef or .02)
@@ -541,7 +545,8 @@ def on_trl(case):
             first_ = t
             stop_at(t, c.parts*c.passes)
             train(t, micro, grads)
-            t = T.trainer(funcs, **kw|dict(output_dir=first_.args.output_dir))
+            lr = dict(learning_rate=10*c.lr) if c.other_rate else {}   # the checkpoint's rate goes on
+            t = T.trainer(funcs, **kw|dict(output_dir=first_.args.output_dir)|lr)
             if t.ref_model is not None: t.ref_model.load_state_dict(first_.ref_model.state_dict())
         train(t, micro, grads, resume_from_checkpoint=c.resume or None)
     OnTRL(c, t, two, start).compare(told, micro, grads, read_run(t.args.output_dir))
@@ -563,7 +568,7 @@ class OnTRL:
 
     # 1. what was sampled
     def sampled(self, made, number, step):
-        c,tok,out = self.c,T.tokenizer(),[]
+        c,tok,out = self.c,self.t.processing_class,[]
         for b in range(len(made.comps)//G):
             comps,q,prompt = made.comps[b*G:b*G+G],list(made.prompt_ids[b*G]),made.prompts[b*G]
             texts = tok.batch_decode(comps, skip_special_tokens=True)
@@ -571,7 +576,7 @@ class OnTRL:
             o = NS(prompt=prompt, prompt_ids=q, comps=comps, texts=texts, by_func=[list(r) for r in rewards],
                 sums=[P.total(r, self.weights) for r in rewards],
                     dead=P.is_dead(rewards, self.weights, c.aggregation),
-                step=step, whole=[o[-1] in (0, 1) for o in comps], entry=None, replayed=False)
+                step=step, whole=[o[-1] in (tok.pad_token_id, 1) for o in comps], entry=None, replayed=False)
             o.counts = [[not (c.tools and i%2==0 and j in (1, 2)) and (o.whole[i] or not c.mask_truncated)
                 for j in range(len(a))] for i,a in enumerate(comps)]
             out.append(o)

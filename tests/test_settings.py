@@ -88,6 +88,7 @@ def test_train_config(name, value, says):
 
 @pytest.mark.parametrize('name,value,says', ids=str,
     argvalues=rows(GRPOWithReplayBufferConfig, *TRLS_OWN, ('steps_per_generation', 3), ('loss_type', 'cispo'),
+        ('loss_type', 'ppo'),
         ('reward_weights', 1.)))
 def test_trls_config(name, value, says):
     with pytest.raises(ValueError, match=f'(?s){needs(name, says)}'): T.config(**{name:value})

@@ -515,6 +515,12 @@ def test_tool_turns_can_be_limited():
     got = T.spy(t); t.train()
     assert len(calls)==4*8*2 and sum(b['replayed'].any().item() for b in got)==3
 
+def test_the_losses_are_those_of_this_trl_and_ours():
+    from grpo_nb.parts.registry import LOSSES
+    text = GRPOConfig.__dataclass_fields__['loss_type'].metadata['help']
+    named = text[text.index('Supported values are'):].split('.')[0]
+    assert set(re.findall(r"'(\w+)'", named))==set(LOSSES)
+
 def test_a_newer_trl_is_used_and_said(monkeypatch):
     from grpo_nb.parts import versions
     monkeypatch.setitem(versions.NEWEST_TESTED, 'trl', '0.1')
@@ -536,7 +542,7 @@ def test_no_setting_of_trl_is_left_out():
     used = (
         ' '.join(f.read_text() for f in Path(__file__).parent.glob('test_*trl*.py'))
         + (Path(__file__).parent / 'test_grpo_with_replay_buffer.py').read_text()
-        + (Path(__file__).parent / 'trl_tiny.py').read_text()
+        + ''.join((Path(__file__).parent/o).read_text() for o in ('trl_tiny.py','road.py'))
     )
     missing = {o for o in own-set(LEFT_OUT) if not re.search(rf'\b{o}\b ?=', used)}
     assert not missing and set(LEFT_OUT)<=own

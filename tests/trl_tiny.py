@@ -50,9 +50,9 @@ def _read_once(d):
         return copy.deepcopy(kept[key])
     PreTrainedModel.from_pretrained = classmethod(from_pretrained)
 
-def tokenizer():
+def tokenizer(pad='<pad>'):
     from transformers import PreTrainedTokenizerFast
-    return PreTrainedTokenizerFast.from_pretrained(folder(), padding_side="left")
+    return PreTrainedTokenizerFast.from_pretrained(folder(), padding_side='left', pad_token=pad)
 
 def byte_tokenizer():
     "A letter is a token; chat template of Qwen3"
@@ -123,11 +123,12 @@ def config(cls=None, **kw):
 
 def trainer(rewards=n_red, cls=None, args=None, dataset=None, model_=None, callbacks=None, **kw):
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
+    reads = kw.pop('processing_class', None) or tokenizer()
     own = {k:kw.pop(k) for k in list(kw) if k in ('eval_dataset','peft_config','tools','rollout_func',
         'environment_factory','reward_processing_classes')}
     t = (cls or GRPOWithReplayBufferTrainer)(model=model_ or folder(), reward_funcs=rewards,
         args=args or config(**kw), train_dataset=data() if dataset is None else dataset,
-        processing_class=tokenizer(), callbacks=callbacks, **own)
+        processing_class=reads, callbacks=callbacks, **own)
     return t
 
 def weights(t):
