@@ -17,7 +17,7 @@ from trl import get_peft_config, get_quantization_config
 from .parts import datasets
 from .parts.batch_plan import batch_plan, plan_lines
 from .on_trl.options import (GSM8KArguments, RecipeArguments, TLDRArguments, TrlArguments, TrlOptions,
-    launch, load_training_rows, prepare_rows, recipe_errors, split_launch, world_size)
+    launch, load_training_rows, prepare_rows, split_launch, world_size)
 from .run.signals import check_stop
 from .run.folders import require_empty_dir
 from .parts.stats import wilson_ci
@@ -146,15 +146,13 @@ def _pages(folder):
 def print_plan(
     r:RecipeArguments,   # the recipe's settings
     a:'GRPOConfig',      # the trainer's
-    problems:list=(),    # reasons against starting
-)->dict:                 # what `batch_plan` says, and `problems`
-    "Print what the batch amounts to, and the reasons against starting."
+)->dict:                 # what `batch_plan` says
+    "Print what the batch amounts to."
     plan = batch_plan(a.num_generations, a.per_device_train_batch_size, a.gradient_accumulation_steps,
         r.num_processes or world_size(), a.steps_per_generation, num_iterations=a.num_iterations)
     for what,text in plan_lines(plan):
         if 'dead' not in what+text: print(f'{what+":":<20}{text}')   # how many die is not known yet
-    for o in problems: print(f'PROBLEM: {o}')
-    return plan|dict(problems=[*problems])
+    return plan
 
 _RESUME = dict(no=None, yes=True, auto='auto')
 
@@ -167,16 +165,14 @@ def run_recipe(
     top:dict|None=None,  # name of a reward: the points of a right answer, for the share that is right
 )->'GRPOTrainer|dict': # the trainer after training; the plan with `dry_run`
     "Train by a recipe. ValueError before anything is loaded for what is missing."
-    bad = recipe_errors(r, a, reward_funcs)
-    if r.dry_run: return print_plan(r, a, bad)
-    if bad: raise ValueError('; '.join(bad))
+    if r.dry_run: return print_plan(r, a)
     if r.resume=='no': require_empty_dir(a.output_dir, 'resume with resume=auto')
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
     if rows is None and r.rows_file: rows = list(datasets.read_file_rows(Path(r.rows_file)))
     ds = load_data(rows)
-    model,tok = _load(r)
     lora = dict(use_peft=r.use_peft or r.load_in_4bit or r.load_in_8bit)   # a field of TRL's
     adapter = get_peft_config(replace(r, **lora))
+    model,tok = _load(r)
     train,held_out = prepare_rows(ds, r, tok)
     if held_out is not None:   # measured at the beginning, halfway and at the end, one answer per problem
         a.eval_strategy,a.eval_steps,a.eval_on_start,a.num_generations_eval = 'steps',.5,True,1

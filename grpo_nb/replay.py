@@ -114,10 +114,17 @@ class ReplayBuffer(GroupStorage):
         step:int,  # now
     )->None:
         "Advance the clock to at least `step` and evict the groups that weigh nothing."
-        self.now = max(self.now, step)
+        if step>self.now: self.now,self.evicted = step,[]
         if self.priority_fn in (score_priority, uniform_priority, recency_priority): return   # never 0
         for e in self.entries: e.drawn = 0
-        self.entries = [e for e,w in zip(self.entries, self.weights(self.entries)) if w>0]
+        self.keep(self.weights(self.entries)>0)
+
+    def keep(self,
+        stays:np.ndarray,  # (n,) bool, one for each entry
+    )->None:
+        "Evict all other groups."
+        self.evicted += [e.id for e,s in zip(self.entries, stays) if not s]
+        self.entries = [e for e,s in zip(self.entries, stays) if s]
 
 # %% ../nbs/11_replay.ipynb #4e7195d7
 @patch
@@ -137,6 +144,7 @@ def add(self:ReplayBuffer,
     self.next_id += n
     self.evict_expired(step)
     if len(self)>self.max_size: self.evict(len(self)-self.max_size)
+    self.evicted = [i for i in self.evicted if i not in ids]   # what is not kept never came in
     kept = {e.id for e in self.entries[-n:]}
     for e in new:
         if e.id in kept: e.data = own_memory(e.data)
@@ -148,9 +156,8 @@ def evict(self:ReplayBuffer,
 )->None:
     "Remove the `n` groups of least weight, of equals the oldest."
     for e in self.entries: e.drawn = 0
-    w = self.weights(self.entries)
-    least = {*np.argsort(w, kind='stable')[:n].tolist()}
-    self.entries = [e for i,e in enumerate(self.entries) if i not in least]
+    rank = np.argsort(np.argsort(self.weights(self.entries), kind='stable'))
+    self.keep(rank>=n)
 
 # %% ../nbs/11_replay.ipynb #7f9e2608
 @patch
@@ -272,6 +279,7 @@ def process_batch(self:Replay,
     drawn = dict(zip([*slots, *range(n, len(new))], replacements+extra))
     out = self.make_result(new, dead, scores=scores, drawn=drawn, stored=stored, buffer_size=len(self.buffer))
     if self.force_ratio_one: out.force_ratio_one[[*drawn]] = True
+    if self.buffer.evicted: out.records[0]['evicted'] = self.buffer.evicted
     return out
 
 @patch

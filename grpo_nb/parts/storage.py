@@ -86,6 +86,7 @@ class GroupStorage:
             ('age_decay', lambda v: 0<v<math.inf, 'more than 0 steps, or None'),
             ('max_uses', lambda v: v>=1, '1 or more, or None')])
         self.entries,self.now,self.next_id = [],0,0
+        self.evicted = []   # ids of groups that have left since `now` began
         self.rng = random.Random(seed)
 
     def __len__(self)->int: return len(self.entries)
