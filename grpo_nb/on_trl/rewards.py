@@ -142,11 +142,11 @@ def log_groups(self:CheckedRewards)->None:
     m = t._metrics['train' if training else 'eval']
     G = t.num_generations if training else t.num_generations_eval
     self._log_measures(m)
-    if not training and t.args.replay_active: t._logs['extra']['replayed'].extend([False]*len(r))
     if G<2: return
     m['reward_std'][-1] = reward_std(self.weighted(r).view(-1, G))
     m['frac_reward_zero_std'][-1] = self.dead_mask(r, G).float().mean().item()
-    m['frac_one_text'].append(t.table.one_text(len(r), G))
+    texts = [str(o) for o in t._logs['completion']][-len(r):]
+    m['frac_one_text'].append(sum(len({*texts[i:i+G]})==1 for i in range(0, len(r), G))/(len(r)//G))
 
 @patch
 def _log_measures(self:CheckedRewards, metrics):

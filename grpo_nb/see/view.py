@@ -46,7 +46,9 @@ def stored_groups(
     rows,places_filled = [o for g in by_step.values() for o in g],{}
     def entry(o, at): return {k:o.get(k) for k in ('id','step','score')}|dict(at=at, out=None)
     out = [entry(o, [places[o['step']], o['group']]) for o in rows if o.get('id') is not None]
-    if size is not None: _leave(out, list(places), size, math.inf if age_limit is None else age_limit)
+    evicted = {i:places[o['step']] for o in reversed(rows) for i in o.get('evicted') or ()}
+    if evicted: out = [o|dict(out=evicted.get(o['id'])) for o in out]
+    elif size is not None: _leave(out, list(places), size, math.inf if age_limit is None else age_limit)
     number = {(o['id'], o['step']):i for i,o in enumerate(out)}
     for o in rows:
         if not (r := o.get('replacement')): continue
@@ -55,7 +57,7 @@ def stored_groups(
     return out,places_filled
 
 def _leave(stored, steps, size, age_limit):
-    "Note when each group left a buffer that keeps the best, of equals the newest."
+    "When groups left a buffer that keeps the best, of equals the newest, if the record does not say it."
     here,born = [],{}
     for o in stored: born.setdefault(o['at'][0], []).append(o)
     for s,step in enumerate(steps):
