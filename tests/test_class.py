@@ -9,7 +9,7 @@ from nbclient import NotebookClient
 from scipy.stats import nct
 from grpo_nb.teach import classroom
 from grpo_nb.teach.classroom import attempt, checks_of, folder_seed, grade, handout, make, run_checks
-from grpo_nb.teach.classroom import score, score_lines, split_handout
+from grpo_nb.teach.classroom import open_fields, same, score, score_lines, split_handout
 from grpo_nb.cli import main
 from grpo_nb.parts.stats import mean_ci
 
@@ -217,6 +217,23 @@ def test_a_seed_is_read_and_one_that_is_missing_is_named(tmp_path, monkeypatch, 
     assert len(named)==(seed is None) and all('graded with seed 0' in o and '--seed N' in o for o in named)
     for o in (grade(tmp_path/'ada', ['A'], seed=4), grade(tmp_path/'ada', ['D'])):
         assert ' seed: ' not in str(score_lines(o))
+
+def test_a_field_of_a_plan_is_filled_from_three_words_on():
+    def plan(text): return '\n'.join(f'## {k}\n\n{text}\n' for k in classroom.FIELDS)
+    for text,is_open in (('', True), ('…', True), ('two words', True), ('… two words', True), ('a b c', False)):
+        assert open_fields(plan(text))==list(classroom.FIELDS)*is_open, text
+
+@pytest.mark.parametrize('got,want,says', [
+    ([1.]*6, [2.]*6, 'it gives 1, 1, 1, 1, 1, 1; wanted 2, 2, 2, 2, 2, 2'),
+    ([1/3]*7, [2.]*7, f'it gives {"0.3333, "*6}…; wanted {"2, "*6}…'),
+    ([1., 2.], [1.], 'it returns shape (2,), needs (1,)'), ('x', [1.], 'it returns a str, which is no tensor'),
+    (None, [1.], 'it returns None: is its last line a `return`?'),
+    ([float('nan')], [1.], 'there is nan in what it returns'), ([2.], [1.], 'it is doubled')])
+def test_a_number_that_is_wrong_is_shown_beside_the_right_one(got, want, says):
+    mistakes = {'it is doubled':[2.], 'of another shape':[[2.]]} if got==[2.] else {}
+    with pytest.raises(AssertionError, match=f'^{re.escape(says)}$'): same(got, want, mistakes)
+    same(torch.tensor(want)+9e-5, want)
+    with pytest.raises(AssertionError): same(torch.tensor(want)+2e-4, want)
 
 def test_no_folder_is_made_or_graded_with_a_seed_that_no_run_takes(tmp_path):
     with pytest.raises(ValueError, match=r'--seed -1: needs a whole number from 0'):

@@ -547,3 +547,15 @@ def test_the_ratios_of_a_replacement_fit_the_tokens_it_was_born_with(new, kept, 
     assert [o['logps'] for o in run.rows]==[LISTS['logps']]*2
     got = {k:run.rows[1]['replacement'].get(k) for k in new}
     assert got==(new if kept else dict.fromkeys(new)) and len(run.notes)==(not kept)
+
+def test_a_record_that_ended_before_its_first_row_is_of_no_run(tmp_path):
+    for rows in (0, 1):
+        rec = Recorder(tmp_path/f'{rows}', settings=dict(seed=0))
+        (tmp_path/f'{rows}'/'checkpoint-1').mkdir()   # an empty folder is nothing of a run
+        for s in range(rows): rec.log(dict(step=s))
+        rec.close()
+        assert (tmp_path/f'{rows}'/'settings.json').exists()==bool(rows)
+    (tmp_path/'theirs').mkdir()
+    (tmp_path/'theirs'/'settings.json').write_text('{"versions": {}}')
+    Recorder(tmp_path/'theirs', resume_step=1).close()   # which wrote none
+    assert (tmp_path/'theirs'/'settings.json').exists()
