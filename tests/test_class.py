@@ -220,13 +220,15 @@ def test_a_seed_is_read_and_one_that_is_missing_is_named(tmp_path, monkeypatch, 
 
 def test_a_field_of_a_plan_is_filled_from_three_words_on():
     def plan(text): return '\n'.join(f'## {k}\n\n{text}\n' for k in classroom.FIELDS)
-    for text,is_open in (('', True), ('…', True), ('two words', True), ('… two words', True), ('a b c', False)):
+    texts = {'':True, '…':True, 'two words':True, '… two words':True, 'three such words':False}
+    for text,is_open in texts.items():
         assert open_fields(plan(text))==list(classroom.FIELDS)*is_open, text
 
 @pytest.mark.parametrize('got,want,says', [
     ([1.]*6, [2.]*6, 'it gives 1, 1, 1, 1, 1, 1; wanted 2, 2, 2, 2, 2, 2'),
     ([1/3]*7, [2.]*7, f'it gives {"0.3333, "*6}…; wanted {"2, "*6}…'),
-    ([1., 2.], [1.], 'it returns shape (2,), needs (1,)'), ('x', [1.], 'it returns a str, which is no tensor'),
+    ([1., 2.], [1.], 'it returns shape (2,), needs (1,)'),
+    ('x', [1.], 'it returns a str, which is no tensor'),
     (None, [1.], 'it returns None: is its last line a `return`?'),
     ([float('nan')], [1.], 'there is nan in what it returns'), ([2.], [1.], 'it is doubled')])
 def test_a_number_that_is_wrong_is_shown_beside_the_right_one(got, want, says):
