@@ -103,6 +103,11 @@ def test_a_model_that_does_not_fit_is_named_before_it_is_loaded(monkeypatch):
     assert 'GB on each GPU of 0' in says('memory', ['--model', 'tiny', '--gpu_gb', .01])
     assert says('memory', ['--model', 'tiny', '--gpu_gb', 80])==''
 
+def test_a_model_that_is_not_there_is_named(tmp_path):
+    for check in ('memory','folder'):
+        said = says(check, ['--model', f'{tmp_path}/none', '--output_dir', tmp_path])
+        assert f'no config of {tmp_path}/none' in said and 'hf download' in said
+
 def test_a_folder_that_is_not_shared_is_named(tmp_path):
     words = ['--model','tiny','--output_dir',tmp_path/'run','--num_machines',2,'--wait_s',.1]
     assert 'node 0 does not see the file of node 1' in says('folder', words)

@@ -165,9 +165,12 @@ def test_every_rank_returns_and_one_that_fails_is_named(monkeypatch):
 
 @pytest.mark.weekly
 def test_the_first_quarter_of_an_hour_is_rehearsed(tmp_path):
-    df = go(tmp_path/'day.csv', only='card,smoke,step-05b,study')
+    df = go(tmp_path/'day.csv', only='full-run,card,smoke,step-05b,study')
     assert not df.status.eq('failed').any(), list(df.error.dropna())
     at = {(o['name'],o.case,o.arm):o.value for _,o in df.iterrows()}
+    curve = df[(df['name']=='full-run')&(df.case=='reward')]
+    assert curve.x.tolist()==list(range(1, 7)) and curve.value.between(0, 1).all()
+    assert at['full-run','groups replaced','replay']>0
     assert all(at['smoke','finite losses',k]==6 for k in ('GRPOTrainer','replay off','replay','resumed'))
     assert at['smoke','weights apart','GRPOTrainer and replay off']==0
     assert at['smoke','weights apart','replay and resumed']==0 and at['smoke','groups replaced','replay']>0

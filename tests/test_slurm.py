@@ -1,9 +1,11 @@
 "The Slurm script that chapter 18 shows, run whole where the commands of a cluster are stand-ins."
 import json, os, re, shlex, shutil, signal, subprocess, sys, time
 from pathlib import Path
-import pytest
+from types import SimpleNamespace
+import pytest, yaml
 import check_node
 from accelerate.commands.launch import launch_command_parser
+from transformers import AutoConfig
 
 ROOT = Path(__file__).parents[1]
 SCALE = ROOT/'nbs'/'scale'
@@ -15,23 +17,37 @@ def test_shellcheck_has_nothing_to_say(name):
     r = subprocess.run(['shellcheck', SCALE/name], capture_output=True, text=True)
     assert r.returncode==0, r.stdout
 
-def test_every_option_is_the_launchers_or_the_runs_and_the_batch_is_legal():
+def test_every_file_that_a_script_names_is_there():
+    for name in ('slurm.sh','machine.sh','sky.yaml'):
+        named = re.findall(r'nbs/scale/[\w.]+', (SCALE/name).read_text())
+        assert named and [o for o in named if not (ROOT/o).is_file()]==[]
+    assert yaml.safe_load((SCALE/'sky.yaml').read_text())['resources']['accelerators']=='H100:8'
+
+def test_every_option_is_the_launchers_or_the_runs_the_batch_is_legal_and_32b_fits(monkeypatch):
     text = SCRIPT.read_text().split('setsid accelerate launch ')[1].split(' &\n')[0].replace('\\\n', ' ')
-    text = re.sub(r'"\$(\w+)"', r'\1', text).replace('$((NODES*GPUS))', '16').replace('"', '')
+    text = ' '.join(re.sub(r'"\$(\w+)"', r'\1', text).split())
+    text = text.replace('$((NODES*GPUS))', '16').replace('"', '')
     launcher,_,run = text.partition(' nbs/scale/full_run.py ')
     numbers = dict(NODES='2', SLURM_PROCID='1', MASTER_PORT='29500')
     words = [numbers.get(o, o) for o in shlex.split(launcher)]
     a = launch_command_parser().parse_args([*words, 'full_run.py'])
     assert (a.num_processes, a.num_machines, a.machine_rank)==(16, 2, 1)
     assert a.fsdp_state_dict_type=='SHARDED_STATE_DICT'
+    batch = re.search(r"^BATCH='(.*)'", SCRIPT.read_text(), re.M)[1]
     known = {'PORT':'8000', 'nbs/scale/eight_gpus.yaml':str(SCALE/'eight_gpus.yaml')}
-    words = [known.get(o, o) for o in shlex.split(run)]
+    words = [known.get(o, o) for o in shlex.split(run.replace('$BATCH', batch))]
     host = ('--vllm_server_host','SERVER','--vllm_server_port','8000')
     assert tuple(words[-4:])==host
     o = check_node.read_settings([*words, '--num_processes', '16'])
     assert o.use_vllm and o.vllm_mode=='server' and '0 groups on two' in check_node.check_batch(o)
-    nodes = int(re.search(r'--nodes=(\d+)\n', SCRIPT.read_text())[1])
-    assert nodes==3
+    shapes = json.loads((ROOT/'benchmarks'/'shapes.json').read_text())
+    config = AutoConfig.for_model(**shapes['Qwen/Qwen2.5-32B'])
+    monkeypatch.setattr(check_node, 'AutoConfig', SimpleNamespace(from_pretrained=lambda name: config))
+    o.gpu_gb = 80.
+    assert 'GB on each GPU of 80' in check_node.check_memory(o)
+    o.gradient_accumulation_steps = 2
+    with pytest.raises(check_node.Missing, match='most of it gradients not yet summed'):
+        check_node.check_memory(o)
 
 # A launcher whose trainer saves on SIGTERM; it kills the trainer in mid-save if it was signalled itself.
 LAUNCHER = '''

@@ -5,7 +5,7 @@
 It takes the settings of `full_run.py`. On several nodes each one calls it, with `--num_machines` and its own
 `--machine_rank`. The exit status is 1 where something is missing.
 """
-import shutil, socket, sys, time
+import shutil, socket, sys, textwrap, time
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -42,7 +42,8 @@ def read_settings(words):
     parser = TrlParser((NodeArguments, GRPOWithReplayBufferConfig), allow_abbrev=False)
     parser.add_argument('--config')
     file = parser.parse_known_args(words)[0].config
-    odd = parser.set_defaults_with_config(**yaml.safe_load(Path(file).read_text())) if file else []
+    given = yaml.safe_load(Path(file).read_text(encoding='utf-8')) if file else {}
+    odd = parser.set_defaults_with_config(**given)
     settings,rest = parser.parse_known_args(words)
     if odd or rest: raise Missing(f'no setting {[*odd, *rest][0]!r}')
     return settings
@@ -52,8 +53,9 @@ def check_gpus(o):
     if o.use_cpu: return f'{need} processes on the CPU'
     if not here: raise Missing('torch sees no GPU (`nvidia-smi` and the CUDA of torch say why); '
         '`--use_cpu true --bf16 false` rehearses without one')
-    if here<need: raise Missing(f'{need} GPUs are asked for and torch sees {here}: `--num_processes {here}`, or '
-        'look at CUDA_VISIBLE_DEVICES')
+    if here<need:
+        raise Missing(f'{need} GPUs are asked for and torch sees {here}: `--num_processes {here}`, or look '
+            'at CUDA_VISIBLE_DEVICES')
     return f'{here} x {torch.cuda.get_device_name(0)}'
 
 def check_batch(o):
@@ -64,15 +66,23 @@ def check_batch(o):
         raise Missing(f'{plan(b)["problem"]}; per_device_train_batch_size can be '
             +' or '.join(str(k) for k in near if k))
     p,cut = plan(b),len(plan(b)['straddling'])
-    return (f'{p["completions"]} answers to {p["prompts"]:.0f} prompts, {p["completions_per_process"]} on each '
-        f'process, {cut} groups on two or more of them; optimizer steps: {p["optimizer_steps_per_generation"]:g}')
+    return (f'{p["completions"]} answers to {p["prompts"]:.0f} prompts, '
+        f'{p["completions_per_process"]} on each process, {cut} groups on two or more of them; '
+        f'optimizer steps: {p["optimizer_steps_per_generation"]:g}')
+
+def read_config(model):
+    try: return AutoConfig.from_pretrained(TINY_QWEN_DIR if model=='tiny' else model_folder(model))
+    except (OSError, ValueError) as e:
+        raise Missing(f'no config of {model} ({" ".join(str(e).split())[:90]}): `hf download {model}` where '
+            'there is a network, or name a folder') from e
 
 def check_memory(o):
-    config = AutoConfig.from_pretrained(TINY_QWEN_DIR if o.model=='tiny' else model_folder(o.model))
+    config = read_config(o.model)
     length = o.prompt_tokens+o.max_completion_length
     held = memory_plan(config, o.per_device_train_batch_size, length, o.num_processes,
         o.gradient_accumulation_steps, o.gradient_checkpointing)
-    gpu = o.gpu_gb or (torch.cuda.get_device_properties(0).total_memory/1e9 if torch.cuda.is_available() else 0)
+    gpu = o.gpu_gb
+    if not gpu and torch.cuda.is_available(): gpu = torch.cuda.get_device_properties(0).total_memory/1e9
     engine = gpu*o.vllm_gpu_memory_utilization if o.use_vllm and o.vllm_mode=='colocate' else 0
     states = sum(v for k,v in held.items() if k!='activations')
     need = max(states+engine, sum(held.values())+(0 if o.vllm_enable_sleep_mode else engine))
@@ -113,7 +123,7 @@ def check_folder(o):
     if away := absent():
         raise Missing(f'{folder} is not shared: node {o.machine_rank} does not see the file of node '
             f'{away[0]} in it; name a folder on a file system that all nodes mount')
-    config = AutoConfig.from_pretrained(TINY_QWEN_DIR if o.model=='tiny' else model_folder(o.model))
+    config = read_config(o.model)
     need = 12e-9*count_weights(config)[0]*((o.save_total_limit or 2)+1)
     free = shutil.disk_usage(folder).free/1e9
     if free<need:
@@ -149,15 +159,14 @@ def check_talk(o):
 CHECKS = dict(GPUs=check_gpus, batch=check_batch, memory=check_memory, vLLM=check_vllm, port=check_port,
     folder=check_folder, collectives=check_talk)
 
-def main(words):
-    "Print a line for each check; the number of those that found something missing."
+def main(words, names=CHECKS):
+    "Print what each check found; the number of those that found something missing."
     o,missing = read_settings(words),0
-    for name,check in CHECKS.items():
+    for name in names:
         if name=='collectives' and missing: break
-        try: print(f'{name:<12}{check(o)}', flush=True)
-        except Missing as e:
-            missing += 1
-            print(f'{name:<12}MISSING: {e}', flush=True)
+        try: found = CHECKS[name](o)
+        except Missing as e: found,missing = f'MISSING: {e}',missing+1
+        print(textwrap.fill(f'{name:<12}{found}', 88, subsequent_indent=' '*12), flush=True)
     return missing
 
 if __name__=='__main__':

@@ -1,10 +1,11 @@
-"""The full run: GRPO with replay, the same file on eight GPUs, on two processes of a laptop, and on one.
+"""GRPO with replay: the same file on eight GPUs, on two processes of a laptop, and on one.
 
-Chapter 18 starts it. Settings are TRL's, on the command line or in a YAML file named by `--config`.
+Settings have TRL's names, on the command line or in a YAML file named by `--config`.
 """
 from dataclasses import dataclass
 from trl import TrlParser
-from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig, GRPOWithReplayBufferTrainer
+from grpo_nb.grpo_with_replay_buffer import (
+    GRPOWithReplayBufferConfig, GRPOWithReplayBufferTrainer)
 from grpo_nb.parts.datasets import FEW_SHOT, end_at_newline, hub_problems, make_problems
 from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model
@@ -15,7 +16,8 @@ class RunArguments:
     dataset: str = 'gsm8k'                      # or worked_sums, or sums
 
 run, args = TrlParser((RunArguments, GRPOWithReplayBufferConfig)).parse_args_and_config()
-problems = hub_problems('gsm8k') if run.dataset=='gsm8k' else make_problems(run.dataset, 500, args.seed)
+if run.dataset=='gsm8k': problems = hub_problems('gsm8k')
+else: problems = make_problems(run.dataset, 500, args.seed)
 model, tokenizer = load_model(run.model)
 if run.dataset in FEW_SHOT: end_at_newline(model, tokenizer)
 

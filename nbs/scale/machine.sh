@@ -1,5 +1,6 @@
 #!/bin/bash
-# The environment of the full run, model and data, in a clone on a machine with NVIDIA GPUs (driver for CUDA 13).
+# The environment of the full run, and its model and data: in a clone, on a machine with
+# NVIDIA GPUs and a driver for CUDA 13.
 set -e
 python3 -m venv .venv
 # shellcheck source=/dev/null

@@ -1,5 +1,5 @@
-"""A training script in processes without a GPU, for rehearsals: where accelerate would silently take DDP it uses
-FSDP2, and any number of processes samples the same answers.
+"""A training script in processes without a GPU, for rehearsals: FSDP2 where accelerate would silently take
+DDP, and the same answers on any number of processes.
 
     torchrun --standalone --nproc_per_node 2 nbs/scale/on_cpu.py nbs/scale/full_run.py --use_cpu true …
 """
