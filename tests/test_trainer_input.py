@@ -37,7 +37,6 @@ def test_a_home_folder_is_written_as_in_a_shell(tmp_path, monkeypatch):
     [
         (dict(strategy='relay'), "no strategy 'relay'"),
         (dict(strategy=5), '`strategy` is 5'),
-        (dict(rewards='accuracy'), "'accuracy' is no function"),
         (dict(rewards=[]), 'no reward functions'),
         (dict(rewards=torch.nn.Linear(1, 1)), 'RewardModel'),
         (dict(dataset=['1+1='] * 16), "no column `prompt`"),
