@@ -213,7 +213,7 @@ def test_wrong_calls_are_named():
     with pytest.raises(ValueError, match='`completion_ids` has 1'):
         compute_rewards(length, P, C, completion_ids=[[1]])
     with pytest.raises(ValueError, match='RewardModel'): compute_rewards(torch.nn.Linear(1, 1), P, C)
-    with pytest.raises(ValueError, match='not callable'): compute_rewards('length', P, C)
+    with pytest.raises(ValueError, match='no function'): compute_rewards('length', P, C)
     with pytest.raises(ValueError, match='inf for completion 0'):   # more than a float can hold
         compute_rewards(lambda completions, **kw: [10**400]*4, P, C)
     assert compute_rewards(length, [], []).shape==(0,1)
@@ -361,38 +361,19 @@ def test_loading_a_function_and_every_way_it_fails(tmp_path):
     (tmp_path/'notes.txt').write_text('limit = 3')
     with pytest.raises(ValueError, match='must end in .py'): import_file(tmp_path/'notes.txt')
 
-def test_trl_s_six_are_known_by_name_and_take_options():
+def test_trls_rewards_are_known_by_name():
     import trl.rewards
     names = ['accuracy_reward','reasoning_accuracy_reward','think_format_reward']
     assert [inspect.unwrap(load_reward(o)) for o in names]==[getattr(trl.rewards, o) for o in names]
     form,inside = load_reward(names[2]),[[dict(role='assistant', content='x</think>y')]]
     assert form(completions=inside)==[0.] and form(inside, completion_start=['<think>\n'])==[1.]
     assert form(inside, prompts=['q <think>'])==[1.] and form(inside, prompts=['<think> q'])==[0.]
-    ids = [[0]*n for n in (100, 200, 224, 300)]
-    soft = load_reward('get_soft_overlong_punishment(max_completion_len=256, soft_punish_cache=64)')
-    assert soft(completion_ids=ids)==[0., -8/64, -32/64, -1.]
-    again = load_reward('get_repetition_penalty_reward(ngram_size=2, max_penalty=-2.0)')
-    assert again(completion_ids=[[1,2,1,2]])==[pytest.approx(-2/3)]
     solved = [[dict(role='assistant', content=r'\boxed{4}')]]
-    cosine = load_reward('get_cosine_scaled_reward(max_len=10)')
-    kw = dict(completions=solved, solution=['4'])
-    long,short = (cosine(completion_ids=[[0]*n], **kw)[0] for n in (10, 1))
-    assert short>long>=.5 and load_reward('accuracy_reward')(**kw)==[1.]
+    assert load_reward('accuracy_reward')(completions=solved, solution=['4'])==[1.]
     assert load_reward('get_soft_overlong_punishment')(completion_ids=[[0] * 1280]) == [
         -1.0
     ]  # TRL's own settings
     assert load_reward('trl.rewards.think_format_reward')==load_reward('think_format_reward')
 
-@pytest.mark.parametrize(
-    'spec, says',
-    [
-        ('get_cosine_scaled_reward', 'it takes .max_len'),
-        ('get_cosine_scaled_reward(10)', 'plain values by name'),
-        ('get_cosine_scaled_reward(max_len=len)', 'plain values by name'),
-        ('think_format_reward(a=1)', 'takes no options'),
-        ('get_repetition_penalty_reward(n=2)', "can't be made"),
-        ('accuracy', 'or one of accuracy_reward'),
-    ],
-)
-def test_a_named_reward_that_cannot_be_made_says_why(spec, says):
-    with pytest.raises(ValueError, match=says): load_reward(spec)
+def test_an_unknown_name_gets_those_there_are():
+    with pytest.raises(ValueError, match='or one of accuracy_reward'): load_reward('accuracy')

@@ -68,11 +68,13 @@ def check_reward_call(
     n:int,         # completions
     columns:dict,  # what else they are given: n values each, or None
 )->None:
-    "ValueError for a model in the place of a function, or a column that is not as long as the completions."
+    "ValueError for what is no function, or a column that is not as long as the completions."
     if not funcs: raise ValueError('no reward functions: pass one or more')
     for f in funcs:
         if isinstance(f, torch.nn.Module):
             raise ValueError(f'{type(f).__name__} is a model: wrap it, as `RewardModel(model, tokenizer)`')
+        if not callable(f):
+            raise ValueError(f'{f!r:.60} is no function: pass functions, or load one with `load_reward`')
     for k,v in columns.items():
         if v is not None and len(v)!=n:
             raise ValueError(f'`{k}` has {len(v)} values for {n} completions: repeat each value '

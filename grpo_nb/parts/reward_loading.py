@@ -6,7 +6,7 @@
 __all__ = ['TRL_REWARDS', 'load_reward', 'RewardModel']
 
 # %% ../../nbs/parts/reward_loading.ipynb #5c351798
-import ast, functools, importlib, inspect
+import functools, importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,8 @@ from .registry import import_object
 from .answers import judge_with_start
 
 # %% ../../nbs/parts/reward_loading.ipynb #8a2129f2
-TRL_REWARDS = dict(   # name: the options it is made with unless others are given; None: a plain function
-    accuracy_reward=None, reasoning_accuracy_reward=None, think_format_reward=None,
-    get_cosine_scaled_reward={}, get_repetition_penalty_reward={},
-    get_soft_overlong_punishment=dict(max_completion_len=1280, soft_punish_cache=256))   # as in `trl grpo`
+TRL_REWARDS = ('accuracy_reward','reasoning_accuracy_reward','think_format_reward',
+    'get_soft_overlong_punishment')
 
 @functools.cache
 def _behind_start(func):
@@ -30,23 +28,12 @@ def _behind_start(func):
     reward.__module__ = __name__
     return reward
 
-def _trl_reward(spec):
-    "One of TRL's own reward functions, or None when `spec` names none of them."
-    name,given,_ = spec.partition('(')
-    if name not in TRL_REWARDS: return None
-    func,made = getattr(importlib.import_module('trl.rewards'), name),TRL_REWARDS[name]
-    if made is None:
-        if given: raise ValueError(f'`{name}` takes no options: write --reward {name}')
-        return _behind_start(func) if name=='think_format_reward' else func
-    try:
-        if given:
-            call = ast.parse(spec, mode='eval').body
-            if call.args: raise ValueError('an option without a name')
-            made = {o.arg:ast.literal_eval(o.value) for o in call.keywords}
-        return func(**made)
-    except (AttributeError, SyntaxError, TypeError, ValueError) as e:
-        raise ValueError(f"`{spec}` can't be made: {e}. Options are plain values by name, and it takes "
-                         f'{inspect.signature(func)}') from e
+def _trl_reward(name):
+    "One of TRL's own reward functions."
+    func = getattr(importlib.import_module('trl.rewards'), name)
+    if name=='think_format_reward': return _behind_start(func)
+    if name=='get_soft_overlong_punishment': return func(1280, 256)   # as in `trl grpo`
+    return func
 
 def load_reward(
     spec:str,     # a name in `TRL_REWARDS`, 'my_rewards.py:my_reward', or 'package.module.my_reward'
@@ -56,7 +43,8 @@ def load_reward(
     ValueError that says what is missing, and what is there, when it can't be loaded.
     """
     spec = str(spec).replace('::', ':')   # as pytest writes it
-    if (func := _trl_reward(spec.removeprefix('trl.rewards.'))) is not None: return func
+    name = spec.removeprefix('trl.rewards.')
+    if name in TRL_REWARDS: return _trl_reward(name)
     if ':' not in spec and '.' not in spec or spec.endswith('.py'):
         raise ValueError(f'`{spec}` names no function: write FILE.py:FUNCTION, such as '
                          f'my_rewards.py:my_reward, or one of {", ".join(TRL_REWARDS)}')
