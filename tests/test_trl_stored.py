@@ -396,12 +396,14 @@ def young_and_fair(entries, now):
 '''
 
 def test_a_priority_of_ones_own_evicts_by_reward_and_age_and_the_record_says_when(tmp_path):
+    from grpo_nb.parts.registry import PRIORITIES
     from grpo_nb.run.reading import read_run
     from grpo_nb.see.view import stored_groups
     (tmp_path/'mine.py').write_text(WRITES_OFF)
     plan = [LIVE, [0.,0.,0.,1.], DEAD]   # of each batch's three groups one is half right, one a quarter
     t = T.trainer(Scripted(plan*6, G), per_device_train_batch_size=3*G, max_steps=6,
         replay_priority=f'{tmp_path}/mine.py:young_and_fair', output_dir=str(tmp_path/'run'))
+    del PRIORITIES[f'{tmp_path}/mine.py:young_and_fair']   # no later test knows it
     t.train()
     rows = read_run(tmp_path/'run').rows
     born = {o['id']:(o['step'], sum(o['rewards'])/G) for o in rows if o['id'] is not None}
