@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from .parts.validate import Tokenizer, reward_names, template_start
 from .parts.sampling import end_tokens, padding_token
 from .parts.stats import mean_ci, wilson_ci
-from .run.signals import check_stop
+from .run.signals import check_stop, output_is_file
 from .tiny_qwen import encode_prompts
 from .generation import Rollouts, generate
 from .parts.reward_calls import RewardLog
@@ -91,7 +91,8 @@ def evaluate(
     gen = torch.Generator(model.device).manual_seed(seed)
     log,start = RewardLog(trainer_state),template_start(tokenizer)
     parts,texts = [],[]
-    for i in tqdm(range(0, len(dataset), batch_size), disable=disable_tqdm, desc='evaluate'):
+    hidden = disable_tqdm or output_is_file()
+    for i in tqdm(range(0, len(dataset), batch_size), disable=hidden, desc='evaluate'):
         rows = [dataset[j] for j in range(i, min(i+batch_size, len(dataset)))]
         batch = sample_completions(model, tokenizer, rows, num_samples, max_completion_length, gen,
             temperature=temperature)

@@ -559,3 +559,18 @@ def test_a_record_that_ended_before_its_first_row_is_of_no_run(tmp_path):
     (tmp_path/'theirs'/'settings.json').write_text('{"versions": {}}')
     Recorder(tmp_path/'theirs', resume_step=1).close()   # which wrote none
     assert (tmp_path/'theirs'/'settings.json').exists()
+
+@pytest.mark.skipif(not Path('/proc/self/fd').exists(), reason='descriptors are listed by Linux')
+def test_a_folder_that_is_given_back_keeps_no_descriptor_open(tmp_path):
+    def open_here(): return [o for o in Path('/proc/self/fd').iterdir() if o.resolve()==tmp_path.resolve()]
+    for _ in range(3):
+        rec = Recorder(tmp_path)
+        assert len(open_here())==1
+        rec.close()
+        assert open_here()==[]
+
+@pytest.mark.parametrize('step,kept', [(2**53-1, 1), (2**53, 0), (-2**53, 0), (1., 0), (True, 0), ('1', 0)])
+def test_a_step_is_a_whole_number_that_a_page_can_hold(step, kept, tmp_path):
+    (tmp_path/'groups.jsonl').write_bytes(to_jsonl(dict(step=step, group=0, completions=['a'], rewards=[1.])))
+    run = read_run(tmp_path)
+    assert len(run.rows)==kept and len(run.notes)==1-kept

@@ -157,6 +157,17 @@ def test_a_notebooks_cell_has_a_bar_although_its_output_is_no_terminal(monkeypat
         bar.close()
         assert isinstance(bar, LogLines)!=is_bar
 
+@pytest.mark.parametrize('terminal', [False, True])
+def test_a_measurement_has_its_bar_on_a_terminal_and_none_in_a_file(terminal, monkeypatch, capfd):
+    from grpo_nb.evaluation import evaluate
+    from grpo_nb.tiny_qwen import load_model
+    monkeypatch.setattr('sys.stderr.isatty', lambda: terminal)
+    model,tok = load_model('tiny')
+    rows = [dict(prompt=f'{a}+1=') for a in range(2)]
+    evaluate(model, tok, rows, lambda completions, **kw: [1.]*len(completions), max_completion_length=2,
+        disable_tqdm=False)
+    assert ('evaluate' in capfd.readouterr().err)==terminal
+
 def test_a_run_that_goes_on_is_not_told_to_train_longer(tmp_path):
     from grpo_nb.run.record import Recorder
     from grpo_nb.see.view import PackedRun, run_progress, verdict_so_far

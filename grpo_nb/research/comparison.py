@@ -17,6 +17,7 @@ import pandas as pd
 import torch
 from tqdm.auto import tqdm
 from ..parts.stats import mean_ci, paired_difference
+from ..run.signals import output_is_file
 from ..see.plotting import fig_png, new_figure
 
 # %% ../../nbs/research/comparison.ipynb #13d82b5f
@@ -91,7 +92,7 @@ def compare_seeds(
     rows = there.to_dict('records')
     jobs = [(a, s) for s in range(seeds) for a in ways if (a, s) not in done]
     settings = [o(s) if callable(o := ways[a]) else o for a,s in jobs]
-    bar = tqdm(total=len(jobs), disable=disable_tqdm, unit='run')
+    bar = tqdm(total=len(jobs), disable=disable_tqdm or output_is_file(), unit='run')
     def keep(job, row):
         rows.append(dict(regime=task, arm=job[0], seed=job[1], error='')|row)
         if path: pd.DataFrame(rows).to_csv(path, index=False)

@@ -25,7 +25,7 @@ from ..run.record import (
     Recorder, dataset_info, format_token_rows, group_rows, ratio_hists, sampled_tokens, token_numbers)
 from ..run.reading import LoggedRun, merge_by_step, read_run
 from ..run.resume import json_args
-from ..run.signals import ipython_shell
+from ..run.signals import output_is_file
 from ..run.state import TrainState
 from .readers import judge_run
 from .verdict import warnings_now
@@ -116,8 +116,7 @@ class RunMonitor(TrainCallback):
 
     def progress_bar(self, s:TrainState)->tqdm|LogLines:
         "A bar that counts optimizer steps; lines where output is neither a terminal nor a notebook."
-        is_file = not sys.stderr.isatty() and not hasattr(ipython_shell(), 'kernel')
-        if is_file and not s.args.disable_tqdm: return LogLines(s.args.max_steps, s.step)
+        if output_is_file() and not s.args.disable_tqdm: return LogLines(s.args.max_steps, s.step)
         return tqdm(total=s.args.max_steps, initial=s.step, disable=s.args.disable_tqdm, unit='step',
             desc='GRPO', bar_format=_BAR)
 

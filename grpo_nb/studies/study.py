@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
+from ..run.signals import output_is_file
 from .. import __version__
 from ..parts.files import atomic_write
 from ..parts.registry import STRATEGIES, import_file
@@ -198,7 +199,8 @@ def run_study(
                 'give another file')
     rows = {_key(o):o for o in rows}
     todo = _missing(jobs, rows)
-    with tqdm(total=sum(len(as_list(o)) for o in todo), disable=disable_tqdm, unit='run') as bar:
+    hidden = disable_tqdm or output_is_file()
+    with tqdm(total=sum(len(as_list(o)) for o in todo), disable=hidden, unit='run') as bar:
         for new in _results(run, todo, stamp, processes, tables):
             if not new: continue   # a run that had no time left
             rows |= {_key(o):o for o in new}
