@@ -188,3 +188,12 @@ def test_marks_and_encodings_of_windows(encoding, tmp_path):
     for f in logs:
         assert open_run(f).history['reward'].tolist()==[.8]*40 and open_run(f).notes==[], f
     assert [len(o['rewards']) for o in open_run(put('r.jsonl', lines(rollouts()))).rows]==[4]*6
+
+# ---- text without a telling name
+
+@pytest.mark.parametrize('head', ['step,reward', 'my column;Another;loss', 'prompt,completion,score'])
+def test_a_table_is_known_by_a_metric_or_by_two_columns_of_rollouts(head):
+    from grpo_nb.see.readers.table import _kind
+    assert _kind(f'copied from a page\n{head}\n1,2,3\n', 'a text')=='.csv'
+    for other in ('reward', 'prompt,of,mine', 'a,b,c'):
+        with pytest.raises(ValueError, match='a text has no metrics that we know'): _kind(other, 'a text')
