@@ -653,6 +653,10 @@ def test_an_address_gives_task_and_knobs_and_what_is_none_is_ignored(opened):
         none = 'seed=-1','rate=9','buffer=2.5','reward=gold','G=3','scale=,'
         refused = [o for o in none if o in pg.text_content('#knob-word')]
         assert got==want and pg.said==[]
+        told = pg.text_content('#unusual'),pg.text_content('#pays')
+        assert told[1].startswith('the longest' if 'length' in asked else 'the tries that come out right')
+        assert bool(told[0])==(asked!='' and 'task=x' not in asked)
+        assert ('16 tries' in told[0])==('G=16' in asked)
         assert pg.url.endswith('/' if 'task=x' in asked else asked) and len(refused)==6*('task=x' in asked)
     for typed in ('1.5', '-3', '1000000'):
         pg.fill('#seed', typed)

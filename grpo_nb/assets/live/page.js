@@ -128,10 +128,18 @@ function read() {                      // show the knobs' values beside them
   $('buffer').value = set.buffer;
   for (const k of CHOSEN) $(k).value = set[k];
   for (const o of all('[data-tries]')) o.textContent = WORDS[set.G];
+  $('pays').textContent = PAID[set.reward];
+  const usual = now.task.sets.at(-1), turned = Object.entries(knobs()).filter(([k, x]) => x != usual[k]);
+  $('unusual').textContent = turned.length ? `Turned: ${turned.map(([k, x]) => TURNED[k](x)).join(', ')}.` : '';
   $('rate-says').textContent = set.rate;
   $('buffer-says').textContent = set.buffer;
   $('buffer').disabled = !$('replay').checked;
 }
+const PAID = {right: 'the tries that come out right', tags: 'those that think and then answer, in tags,',
+  length: 'the longest tries', short: 'the right and short ones'};
+const option = k => $(k).selectedOptions[0].textContent.trim();
+const TURNED = {reward: () => `reward for ${option('reward')}`, G: n => `${n} tries of each`, scale: () => `step ${option('scale')}`,
+  buffer: n => n ? `at most ${n} stored groups` : 'no replay', rate: x => `learning rate ${x}`};
 const WORDS = {2: 'two', 4: 'four', 8: 'eight', 16: 'sixteen'};
 const taskName = () => Object.keys(TASKS).find(k => TASKS[k] == now.task);
 
