@@ -5,7 +5,7 @@ import datetime, re, subprocess, sys
 import pytest, torch
 from hypothesis import Phase, given, settings, strategies as st
 from grpo_nb.on_trl.distributed import (
-    ProcessGroup, ShardedBuffer, RowFormat, group_slices, plan_transfers)
+    ProcessGroup, ShardedBuffer, RowFormat, group_slices, plan_transfers, reshard)
 from grpo_nb.on_trl.ranks import assert_same_on_all_ranks
 from grpo_nb.replay import ReplayBuffer
 from another import elsewhere
@@ -114,27 +114,35 @@ def test_ranks_that_disagree_stop_all_and_say_on_what(what, word):
     in_threads(3, f)
     assert len(said)==3 and [o for o in said if not (word in o and 'ranks [1] differ' in o)]==[]
 
-@pytest.mark.parametrize('world', [1, 2, 8])
-def test_a_buffer_goes_on_from_its_state(world):
-    batches = made(8, 6, 4, seed=world)
+@pytest.mark.parametrize('old,new', [(2,1), (1,3), (8,2), (3,8), (2,2)])
+def test_a_buffer_goes_on_with_another_number_of_processes(old, new):
+    batches = made(8, 6, 4, seed=old)
     alone = replay_alone(batches, 4, ReplayBuffer(8))
-    def run(f): return [f(0)] if world==1 else in_threads(world, f)
-    parts = run(lambda r: replay_rank(batches[:4], 4, ReplayBuffer(8))[0].state_dict())
+    run = lambda world, f: [f(0)] if world==1 else in_threads(world, f)
+    parts = run(old, lambda r: replay_rank(batches[:4], 4, ReplayBuffer(8))[0].state_dict())
     def go_on(rank):
         buf,_ = replay_rank([], 4, ReplayBuffer(8))
-        buf.load_state_dict(parts[rank])
+        buf.load_state_dict(parts[rank] if old==new else reshard(parts, rank, new))
         return replay_rank(batches[4:], 4, buf=buf, start=4)[1]
-    assert same_replay(alone[4:], run(go_on), 4)>0
-    if world==1: return
-    with pytest.raises(ValueError, match=f'of {world} processes, here are 1'):
+    assert same_replay(alone[4:], run(new, go_on), 4)>0
+
+def test_parts_of_a_buffer_that_do_not_belong_together_are_refused():
+    batches = made(3, 6, 4)
+    parts = in_threads(2, lambda r: replay_rank(batches, 4, ReplayBuffer(8))[0].state_dict())
+    with pytest.raises(ValueError, match='1 parts of a buffer of 2'): reshard(parts[:1], 0, 1)
+    with pytest.raises(ValueError, match='different moments'):
+        reshard([parts[0], parts[1]|dict(crc=0)], 0, 1)
+    with pytest.raises(ValueError, match='of 2 processes, here are 1'):
         replay_rank([], 4, ReplayBuffer(8))[0].load_state_dict(parts[0])
 
-def test_a_group_whose_rows_were_never_committed_is_refused_when_it_is_drawn():
+def test_rows_still_awaited_are_left_out_when_redistributed():
     b, = made(1, 4, 4, p_dead=0.)
     buf,_ = replay_rank([], 4, ReplayBuffer(8))
     s = buf.draw(made_sampled(b, 0, 1, 0))
     g,(i,lo,hi) = next(iter(s.to_store.items()))
     buf.commit(i, made_rows(b, g*4+lo, g*4+hi, 4))
+    state = reshard([buf.state_dict()], 0, 1)
+    assert state['index']['ids'].tolist()==[i] and 'prompt_ids' in state['index']['data'][0]
     with pytest.raises(RuntimeError, match='holds none of its rows'): 
         for step in range(1, 9):
             buf.draw(made_sampled(b|dict(dead=[True]*4, rewards=torch.zeros(16)), 0, 1, step))
@@ -181,15 +189,16 @@ def test_rows_leave_with_their_group_whether_it_was_asked_for_or_came_for_a_dead
     assert t.slots==[0, 1] and not {e.id for e in t.drawn} & {e.id for e in buf.index}
     assert [held_rows(buf, e.id) for e in buf.index]==[4]*4
 
-def test_what_a_buffer_knows_of_its_groups_goes_on_with_it():
+@pytest.mark.parametrize('new', [1, 2, 3])
+def test_what_a_buffer_knows_of_its_groups_goes_on_with_it(new):
     batches = made(5, 6, 4, seed=5)
     parts = in_threads(2, lambda r: replay_rank(batches, 4, ReplayBuffer(8))[0].state_dict())
     def go_on(rank):
         buf,_ = replay_rank([], 4, ReplayBuffer(8))
-        buf.load_state_dict(parts[rank])
+        buf.load_state_dict(parts[rank] if new==2 else reshard(parts, rank, new))
         return buf.state_dict()
     was = parts[0]
-    for now in in_threads(2, go_on):
+    for now in [go_on(0)] if new==1 else in_threads(new, go_on):
         assert now['crc']==was['crc']!=0
         a,b = now['index'],was['index']
         assert [k for k in ('ids','steps','uses','scores','rng') if not torch.equal(a[k], b[k])]==[]

@@ -24,6 +24,7 @@ from ..run.checkpoints import (
     checkpoint_error, checkpoint_folders, disk_full_error, get_rng_state, is_disk_full,
     latest_complete_checkpoint, load_state, new_run_id, read_json, read_manifest, save_state, set_rng_state,
     state_file, write_manifest)
+from .distributed import reshard
 
 # %% ../../nbs/on_trl/resume.ipynb #e9fc1bbc
 log = logging.getLogger(__name__)
@@ -209,7 +210,8 @@ def _need_files(found, checkpoint, which):
     if not lacking: return
     raise ValueError(f'{Path(checkpoint).name}: rank {", ".join(lacking)} does not find {which} of the '
         'files grpo_state_*.pt on its disk. Where each node has a disk of its own, save with '
-        '`save_on_each_node=True`, and bring each node its files')
+        '`save_on_each_node=True`, and bring each node its files; for another number of processes, bring '
+        'all of them to every node')
 
 @patch
 def _load_state(self:Resume, checkpoint):
@@ -224,16 +226,15 @@ def _load_state(self:Resume, checkpoint):
     first = load(me if me in here else here[0])
     self._check_same(first)
     t.run_id = first['run'] or t.run_id
+    same,all_ranks = first['world']==t.args.world_size,range(first['world'])
+    found = [r in o if same else {*all_ranks}<={*o} for r,o in enumerate(everywhere)]
+    _need_files(found, checkpoint, 'their own' if same else 'all')
     if t.args.sync_ref_model:
         ref = first['ref'] or next((ref for r in here if (ref := load(r)['ref'])), None)
         _need_files(gather_object([bool(ref)]), checkpoint, 'the reference model in any')
         _set_whole_weights(t.accelerator.unwrap_model(t.ref_model), ref)
-    if first['world']!=t.args.world_size:
-        return log.warning(f'the checkpoint was made by {first["world"]} processes, this run has '
-            f'{t.args.world_size}: weights and optimizer go on, the replay buffer starts empty and a batch '
-            'in progress is sampled again')
-    _need_files([r in o for r,o in enumerate(everywhere)], checkpoint, 'their own')
-    self._set_state(first)
+    if same: self._set_state(first)
+    else: self._load_resharded([load(r) for r in all_ranks])
 
 @patch
 def _check_same(self:Resume, s):
@@ -244,9 +245,9 @@ def _check_same(self:Resume, s):
             '`ignore_data_skip=True` to continue with these from their beginning')
     then,names = s['rewards'],list(t.reward_func_names)
     if then!=names: log.warning(f'the checkpoint was trained on the rewards {then}, this run uses {names}')
-    if s['world']!=t.args.world_size: return   # its groups stay behind
-    now = self.replay_settings()
-    odd = [f'{k}={v}, this run has {now[k]}' for k,v in s['replay'].items() if k in now and now[k]!=v]
+    moved,now = s['world']!=t.args.world_size,self.replay_settings()   # moved: redistributed
+    odd = [f'{k}={v}, this run has {now[k]}' for k,v in s['replay'].items()
+        if k in now and now[k]!=v and not (moved and k=='replay_buffer_size')]
     if odd:
         raise ValueError('the checkpoint was made with '+'; '.join(odd)+': set the same, or start a '
             'new run from its weights')
@@ -271,6 +272,21 @@ def _set_state(self:Resume, s):
     for k,v in s['own'].items(): setattr(t, k, v)
     t.buffer.load_state_dict(s['buffer'])
     t.ratios.sums = {k:v.to(t.accelerator.device) for k,v in s['sums'].items()}
+
+@patch
+def _load_resharded(self:Resume, states):
+    "Continue from a checkpoint of another number of processes; a shared buffer is dealt out anew."
+    t,parts = self.trainer,[s['buffer'] for s in states]
+    a,shared = t.args,'index' in parts[0]
+    if not shared or not a.replay_buffer_size or a.replay_scope=='local':
+        return log.warning(f'the checkpoint was made by {len(states)} processes, this run has '
+            f'{a.world_size}: weights and optimizer go on, the replay buffer starts empty and a batch in '
+            'progress is sampled again')
+    t.reset_buffer(True)
+    t.replay_buffer.max_size = parts[0]['index']['options']['max_size']   # its size stays
+    t.buffer.load_state_dict(reshard(parts, a.process_index, a.world_size))
+    log.warning(f'the replay buffer of {len(parts)} processes was dealt out to {a.world_size}; a batch '
+        'in progress is sampled again')
 
 # %% ../../nbs/on_trl/resume.ipynb #cfb584bd
 @patch
