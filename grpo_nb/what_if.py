@@ -57,7 +57,6 @@ def _step_again(rows, step, buf, run, tolerance):
     for o in sampled:
         o |= dict(outcome='kept' if o['dead'] else 'trained', replacement=None, id=None, score=_score(o))
     dead,live = ([o for o in sampled if bool(o['dead'])==d] for d in (True, False))
-    buf.evict_expired(step)
     came_beside,replacements = _draw(buf, dead, len(beside), step, run)
     for o,e in zip(dead, replacements): o |= dict(replacement=_replacement_of(e), outcome='replaced')
     for o,e in zip(beside, came_beside):

@@ -180,3 +180,14 @@ def test_a_group_brings_the_advantages_that_its_record_has(tmp_path):
     (tmp_path/'groups.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows))
     new = came(what_if(tmp_path, buffer_size=4))
     assert [*new]==[(2, 0)] and new[2, 0]['advantages']==[.7, -.7]
+
+def test_a_group_that_is_too_old_takes_no_place_from_a_younger_one(tmp_path):
+    "It would teach more, and is over the age limit when the younger one comes"
+    rewards = {0:(0, 4), 5:(0, 1), 6:(1, 1)}
+    rows = [dict(step=s, prompt=f'{s}', completion=f'{i}', reward=float(x))
+        for s,r in rewards.items() for i,x in enumerate(r)]
+    (tmp_path/'t.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows))
+    def at_the_end(limit):
+        run = what_if(tmp_path/'t.jsonl', buffer_size=1, age_limit=limit)
+        return came(run)[6, 0]['step']
+    assert (at_the_end(2), at_the_end(8))==(5, 0)
