@@ -2,8 +2,8 @@
 again, and the same run on one process.
 
     grpo_nb get smollm2
-    python benchmarks/rehearsal.py nbs/results           # two to four hours of processor time in all; 9 GB
-    python benchmarks/rehearsal.py runs --model tiny     # the same in a minute
+    python benchmarks/rehearsal.py nbs/results           # 23 minutes of processor time; 9 GB
+    python benchmarks/rehearsal.py runs --model tiny     # the same in a minute or two
 
 Given again, the command goes on where it was. Three tables, for each seed and number of processes:
 
