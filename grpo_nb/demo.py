@@ -33,7 +33,7 @@ DEMOS = dict(
     tiny=dict(dataset='sums', task='chain_sum, one-digit terms', n_problems=500, greedy=False,
         settings=dict(max_steps=200, learning_rate=2e-4),
         hint='the share of right answers dips before it rises, see '
-            'https://grpo-nb.github.io/grpo_nb/grpo_on_one_screen.html#the-whole-of-it'),
+            'https://grpo-nb.github.io/grpo_nb/grpo_on_one_screen.html#what-it-learned'),
     smollm2=dict(dataset='two_digit_sums', task='sums of two digits, two solved examples', n_problems=100,
         greedy=True, settings=dict(max_steps=60, learning_rate=1e-5, num_generations=4,
             generation_batch_size=32, steps_per_generation=2, max_completion_length=6)))

@@ -143,7 +143,6 @@ report runs/demo-0 runs/demo-0              | runs/demo-0 is given twice
 report runs                                 | it holds some: name one or several of runs/demo-0
 bakeoff --seeds 0                           | `seeds` is 0, needs 1 or more
 demo --compare --max_steps 8                | no option '--max_steps'
-trl --recipe gsm8k --model tiny --rows_file q.jsonl --use_wandb --bf16 False | wandb is not installed
 """
 CASES = [tuple(o.strip() for o in line.rsplit('|', 1)) for line in WRONG.strip().splitlines()]
 
