@@ -553,7 +553,8 @@ FORKS = '''async changes => {
   const run = async (arm, n) => {
     const told = []
     while (arm.done < n) {
-      if (arm.done == 3) arm.change({rate: 1e-4})   // a knob turned by the reader: for both
+      if (arm.done == 3)   // knobs turned by the reader: for both
+        arm.change({rate: 1e-4, reward: 'short', G: 2, scale: 'sqrt'})
       const {ms, ...batch} = await arm.batch()
       told.push(batch)
       if (arm.done == 3) await arm.measure(4)       // unseen problems take random numbers too
@@ -578,7 +579,8 @@ FORKS = '''async changes => {
 }'''
 
 # nothing last: what the forks before it did must have left the state that it starts from as it was
-CHANGES = dict(group={}, replay=dict(buffer=0), rate=dict(rate=4e-4), nothing={})
+CHANGES = dict(group={}, replay=dict(buffer=0), rate=dict(rate=4e-4),
+    paid=dict(reward='length', scale='sqrt'), nothing={})
 
 def test_a_fork_is_equal_to_the_last_bit_until_the_one_thing_that_is_changed(opened):
     got = opened(ALONE).evaluate(FORKS, CHANGES)
