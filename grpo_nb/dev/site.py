@@ -329,12 +329,12 @@ def _from_yaml(text):
     return yaml.safe_load(text)
 
 _EXERCISE = re.compile(r'^##+ (?:Exercise\b|.*\bhunt\b)', re.M)   # a heading of one
+_FOLDED = re.compile(r'^#\|\s*(hide|code-fold: *true)', re.M)      # code that isn't in sight
 
 def _reading_minutes(nb):
     "A multiple of five, of the code that is in sight."
     cells = _cells(nb)
-    folded = re.compile(r'^#\|\s*(hide|code-fold: *true)', re.M)
-    seen = [s for _,c,s in cells if c['cell_type']=='code' and not folded.search(s)]
+    seen = [s for _,c,s in cells if c['cell_type']=='code' and not _FOLDED.search(s)]
     prose = [s for _,c,s in cells if c['cell_type']=='markdown']
     return max(5, 5*round(_minutes(prose, seen)/5))
 
@@ -399,7 +399,7 @@ def _sections(nb):
     sections = [('', [], [])]
     for _,c,s in _cells(nb):
         if c['cell_type']!='markdown':
-            if not re.search(r'^#\|\s*(hide\s*$|default_exp)', s, re.M): sections[-1][2].append(s)
+            if not _FOLDED.search(s): sections[-1][2].append(s)
             continue
         before,*parts = re.split(r'^(?=##+ )', s, flags=re.M)
         sections[-1][1].append(before)
