@@ -444,7 +444,7 @@ def insert_stored(
     n,packs = len(drawn),[e.data for e in [*drawn, *extra]]
     if not packs: return batch
     if batch.advantages.ndim==2 and any('token_advantages' in o for o in packs):
-        batch = replace(batch, advantages=batch.advantages[...,None]*batch.completion_mask)
+        batch = batch.with_tensors(dict(advantages=batch.advantages[...,None]*batch.completion_mask))
     new = batch.unpack(packs)
     out = batch.replace_groups(at, new[:n] if extra else new)
     return type(batch).concat([out, new[n:]]) if extra else out
