@@ -164,7 +164,7 @@ EDGES = {
     ('plateau','matters'):
         tuple(look(100, reward=[.2]*40+list(np.linspace(.2, .2+v, 60))) for v in (.049, .051))+(below,),
     ('plateau','top'): (look(40, reward=.79), look(40, reward=.81), below),
-    ('plateau','held'):
+    ('plateau','rises'):
         tuple(look(80, reward=.4, eval__acc=evals([.2]*6+[.2+v]*2, 80)) for v in (.029, .031))+(below,),
     ('loss-0-is-fine','rows'): (look(2, loss=0., grad_norm=1.), look(3, loss=0., grad_norm=1.), above),
     ('loss-0-is-fine','loss'): tuple(look(9, loss=v, grad_norm=1.) for v in (.98e-4, 1.02e-4))+(below,),
