@@ -918,7 +918,7 @@ def test_on_a_phone_a_tap_shows_the_group_beside_its_square(browser, small):
     assert square.evaluate('o => o == document.activeElement')
     ctx.close()
 
-@pytest.mark.parametrize('width,scheme', [(1280, 'light'), (390, 'dark')])
+@pytest.mark.parametrize('width,scheme', [(1280, 'light'), (390, 'dark'), (1280, 'dark'), (390, 'light')])
 def test_it_is_for_everybody(trained, axe, width, scheme):
     pg = trained
     pg.emulate_media(color_scheme=scheme, reduced_motion='reduce')
