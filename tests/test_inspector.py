@@ -50,7 +50,7 @@ def test_a_run_of_the_course_is_filled_as_it_was(name, tmp_path):
         generation_batch_size=32, steps_per_generation=1, max_steps=8, max_completion_length=6,
         disable_tqdm=True, replay_buffer_size=16)|kw), print_verdict=False)
     how = 'without correction' if name=='ratio_one' else 'with the ratio'
-    is_filled_as_it_was(read_run(tmp_path/'r'), how)
+    assert_filled_as_it_was(read_run(tmp_path/'r'), how)
 
 @pytest.mark.parametrize('name', [k for k in RULES if k!='beside_uses'])
 def test_a_run_on_trl_is_filled_as_it_was(name, tmp_path):
@@ -58,9 +58,9 @@ def test_a_run_on_trl_is_filled_as_it_was(name, tmp_path):
     t = T.trainer(scripted, per_device_train_batch_size=16, max_steps=8, output_dir=str(tmp_path/'r'),
         replay_buffer_size=5, **RULES[name])
     t.train()
-    is_filled_as_it_was(read_run(tmp_path/'r'))
+    assert_filled_as_it_was(read_run(tmp_path/'r'))
 
-def is_filled_as_it_was(run, how='with the ratio'):
+def assert_filled_as_it_was(run, how='with the ratio'):
     told,again = came(run),came(what_if(run))
     assert len(told)>=6 and {k:(o['step'], o['prompt_key'], o['uses']) for k,o in told.items()}=={
         k:(o['step'], o['prompt_key'], o['uses']) for k,o in again.items()}
