@@ -11,7 +11,7 @@ import pytest, yaml
 from browsing import CONTRAST, IN_THEME, RULES, ask_axe, axe_errors
 from pages_check import links_to_our_site, site_errors
 from grpo_nb.dev.site import (
-    chapter_errors, course, form_errors, dead_references, output_errors)
+    chapter_errors, course, form_errors, dead_references, output_errors, run_nbs)
 
 ROOT = Path(__file__).parent.parent
 # the first, chapters with formulas, widgets, frames, wide figures, tables, a module, a study
@@ -360,3 +360,7 @@ def test_a_chapter_is_called_by_its_number(file, text, says):
     nb = dict(cells=[dict(cell_type='markdown', source=text)])
     found = chapter_errors(f'{file}.ipynb', nb, course())
     assert [says in o for o in found]==[True]*bool(says)
+
+def test_lists_of_chapters_are_what_the_course_gives():
+    "A new chapter or another length reaches the first page, the course's page and the teacher's."
+    run_nbs(['index', 'course'], check=True)   # an error names the cell that gives another output now
