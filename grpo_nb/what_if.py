@@ -55,7 +55,8 @@ def _step_again(rows, step, buf, run, tolerance):
     if tolerance is not None:
         for o,d,why in zip(sampled, *_dead_of(sampled, run, tolerance)): o |= dict(dead=d, dead_reason=why)
     for o in sampled:
-        o |= dict(outcome='kept' if o['dead'] else 'trained', replacement=None, id=None, score=_score(o))
+        o |= dict(outcome='kept' if o['dead'] else 'trained', replacement=None, id=None, score=_score(o),
+            evicted=None)
     dead,live = ([o for o in sampled if bool(o['dead'])==d] for d in (True, False))
     came_beside,replacements = _draw(buf, dead, len(beside), step, run)
     for o,e in zip(dead, replacements): o |= dict(replacement=_replacement_of(e), outcome='replaced')
@@ -65,6 +66,7 @@ def _step_again(rows, step, buf, run, tolerance):
     columns = [[o[k] for o in live] for k in ('prompt_key','rewards')]
     ids = buf.add([o['score'] for o in live], live, step, *columns)
     for i,o in zip(ids, live): o['id'] = i
+    if sampled: sampled[0]['evicted'] = buf.evicted
     return sampled+beside[:len(came_beside)]
 
 # %% ../nbs/catalogue/what_if.ipynb #7c1d2e4a

@@ -61,6 +61,7 @@ def make_run(
         if strategy=='replay':
             scores,kept = [records[b]['score'] for b in live],[keys[b] for b in live]
             for b,k in zip(live, buf.add(scores, [A[b] for b in live], step, kept)): records[b]['id'] = k
+            records[0]['evicted'] = list(buf.evicted)
         ages = torch.tensor([float(step - o['replacement']['step']) if 'replacement' in o else 0.0
                              for o in records])
         ratio, mask = ((torch.randn(B, G, T, generator=g) * (0.03 + 0.02 * ages[:, None, None])).exp(),

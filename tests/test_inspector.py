@@ -6,7 +6,7 @@ from grpo_nb.inspector import WHAT_IFS
 from grpo_nb.run.record import Recorder, group_rows
 from grpo_nb.run.reading import read_run
 from grpo_nb.see.readers import open_run
-from grpo_nb.see.view import stored_groups, buffer_of
+from grpo_nb.see.view import stored_groups
 from grpo_nb.parts.datasets import chain_sum
 from grpo_nb.replay import Replay
 from grpo_nb.tiny_qwen import load_model
@@ -83,7 +83,7 @@ def test_a_record_that_lacks_what_its_buffer_saw_says_so_and_an_unknown_priority
 def test_the_buffer_holds_the_best_groups_seen(run, size):
     "By a plain loop: after each step the best `size`, newest first among equals"
     other = what_if(run, buffer_size=size)
-    stored,_ = stored_groups(other.by_step, {s:i for i,s in enumerate(run.steps)}, *buffer_of(other))
+    stored,_ = stored_groups(other.by_step, {s:i for i,s in enumerate(run.steps)})
     seen = []
     for s,(step,rows) in enumerate(run.by_step.items()):
         seen += [(o['score'], step, o['group']) for o in rows if max(o['rewards'])-min(o['rewards'])>1e-6]

@@ -468,13 +468,3 @@ def test_reread_takes_in_what_the_run_has_written_since(tmp_path):
     (r/'groups.jsonl').write_text(''.join(lines))
     w.reread()
     assert Opened(w.packed).S==3
-
-@pytest.mark.parametrize('prefix', ['', 'replay_'])
-def test_the_map_reads_the_buffers_settings_of_either_trainer(prefix):
-    from grpo_nb.see.view import buffer_of
-    def of(**options):
-        args = dict(replay_buffer_size=8)|{prefix+k:v for k,v in options.items()}
-        return buffer_of(LoggedRun(Path('r'), dict(args=args), pd.DataFrame(), [], {}))
-    assert of()==of(priority='score')==(8, None) and of(age_limit=5)==(8, 5)
-    for other in (dict(priority='recency'), dict(max_uses=1), dict(age_decay=4.)):
-        assert of(**other)==(None, None)

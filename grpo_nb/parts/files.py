@@ -64,10 +64,8 @@ def is_disk_full(
 def as_utf8(
     raw:bytes,  # of a text file
 )->bytes:       # without a mark
-    "The text as UTF-8, without the mark of Windows, or from UTF-16, with a mark or without."
+    "The text as UTF-8, without the mark of Windows, or from UTF-16 with its mark."
     if raw[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE): return raw.decode('utf-16', 'replace').encode()
-    if raw[1:2]==b'\0'!=raw[:1]: return raw.decode('utf-16-le', 'replace').encode()
-    if raw[:1]==b'\0'!=raw[1:2]: return raw.decode('utf-16-be', 'replace').encode()
     return raw.removeprefix(codecs.BOM_UTF8)
 
 # %% ../../nbs/parts/files.ipynb #7c41e0a2

@@ -18,7 +18,8 @@ from .verl import printed_rows as verl_rows
 
 # %% ../../../nbs/see/readers/table.ipynb #tbl00006
 _TABLES = '.jsonl','.json','.csv','.tsv'
-_TEXTS = '.log','.txt','.out','.md',''   # text of any kind
+_TEXTS = '.log','.txt','.out',''   # text of any kind
+_BAR = re.compile(r'\A\s*\[\s*\d+/\d+ [^\]\n]*\]\s*\n')   # what a trainer shows in a notebook above its table
 
 def read_table(
     path:Path,  # of a file; '-' for standard input
@@ -33,6 +34,7 @@ def read_table(
         raise ValueError(f'{name} is no table that we read: give .jsonl, .json, .csv or .parquet, or what a '
             'run printed as .log or .txt')
     text,notes = _decoded(sys.stdin.buffer.read() if piped else path.read_bytes(), name)
+    text = _BAR.sub('', text)
     if not text.strip(): raise ValueError(f'{name} is empty')
     kind = path.suffix if path.suffix in _TABLES else _kind(text, name)
     read = {'.json':_json_rows, '.jsonl':_json_lines, 'printed':_printed}.get(kind, _separated)
@@ -66,28 +68,25 @@ def _kind(text, name):
     if _printed(text)[0]: return 'printed'
     if first.lstrip().startswith('{"'): return '.jsonl'
     columns = {k for v in COLUMN_ALIASES.values() for k in v}
-    for line in text.split('\n', 5)[:5]:   # what stands above a table may be copied with it
-        names = {canonical_metric(o.strip('" \r')) for o in re.split('[,;\t]', line)}
-        if len(names)>1 and any(map(is_metric, names)) or len(names & columns)>1: return '.csv'
+    names = {canonical_metric(o.strip('" \r')) for o in re.split('[,;\t]', first)}
+    if len(names)>1 and any(map(is_metric, names)) or len(names & columns)>1: return '.csv'
     raise ValueError(f"{name} has no metrics that we know: need lines such as {{'loss': 0.1, 'reward': 0.5}} "
         'as a trainer prints them, a CSV with its header, or JSON lines')
 
 def _separated(text, name):
-    "Rows of a CSV, and notes. Its separator is the most frequent of comma, tab and semicolon at its start."
+    "Rows of a CSV, and notes. Its separator is the most frequent of comma, tab and semicolon in its header."
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
-    start = '\n'.join(text.split('\n', 5)[:5])
-    cells = csv.reader(io.StringIO(text, newline=''), delimiter=max(',\t;', key=start.count))
-    rows,notes = [o for o in cells if o],[]
-    while len(rows)>1 and len(rows[0])==1<len(rows[1]): del rows[0]   # a line above the table
-    header,*rows = rows
+    text = text.lstrip('\r\n')
+    header = text.split('\n', 1)[0]
+    table = csv.DictReader(io.StringIO(text, newline=''), delimiter=max(',\t;', key=header.count))
+    rows,notes = [*table],[]
     if not rows: raise ValueError(f'{name} has a header and no rows')
-    if odd := sum(len(o)<len(header) or any(o[len(header):]) for o in rows):
+    if odd := sum(None in o.values() or any(o.get(None, ())) for o in rows):
         notes.append(f'{odd} rows are shorter or longer than the header; what they lack is empty, and what '
             'goes beyond it is not read.')
-    if twice := [k for k,n in Counter(header).items() if n>1]:
-        notes.append(f'of the columns of one name, {", ".join(twice)}, the first is read.')
-    places = {k:header.index(k) for k in header}
-    return [{k:o[i] or None if i<len(o) else None for k,i in places.items()} for o in rows],notes
+    if twice := [k for k,n in Counter(table.fieldnames).items() if n>1]:
+        notes.append(f'of the columns of one name, {", ".join(twice)}, the last is read.')
+    return [{k:v or None for k,v in o.items() if k is not None} for o in rows],notes
 
 def _json_lines(text, name):
     "Rows of JSON lines, and notes; of what a run printed where no line is JSON."
@@ -98,21 +97,17 @@ def _json_lines(text, name):
     return rows,[f'{bad} lines could not be read and are left out.']*bool(bad)
 
 def _json_rows(text, name):
-    "Rows of a JSON file, and notes: of a list, of the longest list in a dict, or of W&B's columns and data."
-    try: o,notes = json.loads(text),[]
+    "Rows of a JSON file, and notes: of a list, of a trainer's `log_history`, or of W&B's columns and data."
+    try: o = json.loads(text)
     except ValueError as e:
         raise ValueError(f'{name} is not valid JSON ({e}): fix it, or name the file .jsonl if it has one '
             'object per line') from None
     if isinstance(o, dict) and isinstance(o.get('columns'), list) and isinstance(o.get('data'), list):
         o = [dict(zip(o['columns'], row)) if isinstance(row, list) else None for row in o['data']]
-    elif isinstance(o, dict):
-        lists = {k:v for k,v in o.items() if isinstance(v, list) and any(isinstance(x, dict) for x in v)}
-        longest = max(lists, key=lambda k: len(lists[k]), default=None)
-        read = 'log_history' if 'log_history' in lists else longest
-        if len(lists)>1: notes = [f'it has {len(lists)} lists of rows, of which {read!r} is read.']
-        o = lists[read] if lists else [o]
-    return [x for x in o if isinstance(x, dict)],notes+[f'{n} entries are no rows and are left out.'
-        for n in [sum(not isinstance(x, dict) for x in o)] if n]
+    elif isinstance(o, dict): o = o.get('log_history', [o])
+    rows = [x for x in o if isinstance(x, dict)]
+    bad = len(o)-len(rows)
+    return rows,[f'{bad} entries are no rows and are left out.']*bool(bad)
 
 # %% ../../../nbs/see/readers/table.ipynb #tbl00009
 _RUN_COLUMNS = {*'''run run_name run_id experiment experiment_name exp_name trial trial_id job_id
