@@ -738,10 +738,11 @@ def test_a_run_is_drawn_among_recorded_ones_and_their_difference_is_a_paired_int
     above = [int((area[k]<80).sum()) for k in ('replay','plain')]
     assert 'Yours has 80.0' in said and all(f'{k} of {len(area[a])}' in said for k,a in zip(above, area))
     pg = trained
-    assert pg.locator('#chart .past.replay').count()==len(area['replay'])
-    assert pg.locator('#chart .past.scaled').count()==0 and 'usual knobs' not in pg.inner_text('#among')
+    assert pg.locator('#chart polyline.past.replay').count()==len(area['replay'])
+    scaled = pg.locator('#chart polyline.past.scaled')
+    assert scaled.count()==0 and 'usual knobs' not in pg.inner_text('#among')
     pg.check('#kinds .scaled input')
-    assert pg.locator('#chart .past.scaled').count()==len(area['scaled'])
+    assert scaled.count()==len(area['scaled'])
     pg.uncheck('#kinds .scaled input')
 
 def test_the_squares_say_what_became_of_their_groups(trained):

@@ -18,15 +18,17 @@ function aTry(text, right, A, reward) {   // without `right`: still being writte
   return el('li', {class: `try ${state}`},
     el('span', {class: 'sign', role: 'img', 'aria-label': state}, SIGNS[state]),
     el('span', {}, el('span', {class: 'said'}, answer), ' ', el('span', {class: 'thought'}, thought)),
-    reward == null ? '' : el('span', {class: 'paid', title: 'reward'}, pay(reward)),
-    el('span', {class: 'push', title: push && 'advantage: how far it is pushed up or down'}, push));
+    reward == null ? '' : el('span', {class: 'paid'}, pay(reward)),
+    el('span', {class: 'push'}, push));
 }
 export const tries = (texts, rights = []) =>
   el('ol', {class: 'tries'}, ...texts.map((text, i) => aTry(text, rights[i])));
 function pushed(g, advantages = g.advantages) {   // a place for how likely they were and are, beside them
   const list = g.texts.map((text, i) => aTry(text, g.rights[i], advantages[i], g.pays == 'right' ? null : g.rewards[i]));
   for (const o of list) o.append(el('span', {class: 'odds'}));
-  return [el('ol', {class: 'tries'}, ...list), el('p', {class: 'small together'})];
+  const heads = [g.pays != 'right' && 'reward', advantages.some(A => A) && 'advantage', 'probability before → after'];
+  return [el('p', {class: 'heads'}, heads.filter(o => o).join(' · ')), el('ol', {class: 'tries'}, ...list),
+    el('p', {class: 'small together'})];
 }
 
 export function heading(question, answer) {
@@ -41,8 +43,8 @@ function fate(g) {
   if (g.dead && g.pays == 'right')
     return `All ${n} ${right ? 'right' : 'wrong'}: nothing to compare, nothing to learn. The group is dead.`;
   if (g.dead) return `${PAID[g.pays]}: all ${n} earn ${most}, so there is nothing to compare. The group is dead.`;
-  if (g.pays == 'right') return `${right} of ${n} right. Right tries become more likely (▲), wrong ones less (▼).`;
-  return `${PAID[g.pays]}, ${least} to ${most}: what earns more becomes more likely (▲), the rest less (▼). ${right} of ${n} right.`;
+  if (g.pays == 'right') return `${right} of ${n} right. Right tries are pushed up (▲), wrong ones down (▼).`;
+  return `${PAID[g.pays]}, ${least} to ${most}: what earns more is pushed up (▲), the rest down (▼). ${right} of ${n} right.`;
 }
 function born(g) {
   const nth = g.uses == 1 ? 'first' : `${g.uses}${['nd', 'rd'][g.uses - 2] ?? 'th'}`;
@@ -77,13 +79,15 @@ function odds(list, g, [before, after]) {
   [...list.children].forEach((row, i) => {
     row.querySelector('.odds').replaceChildren(
       el('span', {class: 'bars', 'aria-hidden': 'true'}, bar(pairs[i][0], 'before'), bar(pairs[i][1], 'after')),
-      el('span', {class: 'says', title: 'its probability before and after the steps of this batch'}, change(pairs[i])));
+      el('span', {class: 'says'}, change(pairs[i])));
   });
   const first = g.texts.map((t, i) => g.texts.findIndex((u, j) => u == t && g.lengths[j] == g.lengths[i]) == i);
   const sum = fits => [0, 1].map(k => pairs.reduce((a, p, i) => a + (first[i] && fits(g.advantages[i]) ? p[k] : 0), 0));
   const each = g.dead ? [] : [['▲', A => A > 0], ['▼', A => A < 0]].map(([sign, fits]) => `${sign} ${change(sum(fits))}`);
   const all = `all ${change(sum(() => true))}`, once = first.every(o => o) ? '' : ', equal tries counted once';
-  const moved = pairs.some(p => chance(p[0]) != chance(p[1]));
-  const why = g.dead ? (moved ? ' The batch’s other groups moved them.' : ' Nothing moved them.') : '';
-  list.nextElementSibling.textContent = `Together${once}: ${[...each, all].join(', ')}.${why}`;
+  const moved = pairs.filter(p => chance(p[0]) != chance(p[1])).length;
+  const against = pairs.filter((p, i) => g.advantages[i] * (p[1] - p[0]) < 0 && chance(p[0]) != chance(p[1])).length;
+  const why = g.dead ? (moved ? 'Steps for other groups moved them.' : 'Nothing moved them.')
+    : against ? `${against} went against the arrow: all tries of a batch share the same weights.` : '';
+  list.nextElementSibling.textContent = `Together${once}: ${[...each, all].join(', ')}. ${why}`;
 }

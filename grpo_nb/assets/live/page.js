@@ -431,7 +431,9 @@ function others() {
   const apart = Object.entries(knobs()).every(([k, x]) => usual[k] == x) ? '' : 'Recorded with the usual knobs. ';
   $('among').textContent = apart + among(now.recorded, own);
   const shown = [...all('#kinds input')].filter(o => o.checked).map(o => o.value);
-  return recordedLines(now.recorded, shown, usual.every);
+  const lines = recordedLines(now.recorded, shown, usual.every);
+  if (lines.length && arm.unseen.length < 2) lines.at(-1).label = 'recorded runs';   // until there is one called yours
+  return lines;
 }
 function state() {                     // the run's state, on the button and beside it
   const each = now.arms.map(o => o.batches.length), n = Math.max(...each);
