@@ -576,5 +576,5 @@ def gpu_day(
     return read_day(out)
 
 if __name__=='__main__':
-    try: gpu_day(**function_parser(gpu_day, 'grpo_nb bench --gpu').read(sys.argv[1:]))
+    try: gpu_day(**vars(function_parser(gpu_day, 'grpo_nb bench --gpu').parse_args()))
     except ValueError as e: sys.exit(f'gpu_day: {e}')

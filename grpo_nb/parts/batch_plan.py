@@ -6,7 +6,7 @@
 __all__ = ['batch_plan', 'plan_lines', 'beta_pass_rates', 'expected_squared_advantage', 'best_group_size', 'batch_command']
 
 # %% ../../nbs/parts/batch_plan.ipynb #d0ba867f
-import math, re
+import math
 import numpy as np
 from .validate import require, is_int
 from .groups import expected_dead_frac
@@ -146,14 +146,6 @@ def best_group_size(
     return max(pull, key=lambda g: pull[g]),pull
 
 # %% ../../nbs/parts/batch_plan.ipynb #ee0d5c26
-def _rates(text):
-    if m := re.fullmatch(r'\s*beta\(([\d.]+),\s*([\d.]+)\)\s*', str(text)):
-        return beta_pass_rates(float(m[1]), float(m[2])).tolist()
-    try: return [float(o) for o in str(text).replace(',', ' ').split()]
-    except ValueError:
-        raise ValueError(f'pass rates {text!r}: write numbers in 0..1, such as 0.1,0.5, or a spread such as '
-            'beta(0.17,1.1)') from None
-
 def batch_command(
     num_generations:int=8,              # completions per prompt
     per_device_train_batch_size:int=8,  # completions a process holds in one pass
@@ -161,16 +153,13 @@ def batch_command(
     world_size:int=1,                   # processes
     steps_per_generation:int=0,         # passes made from one generation; 0: gradient_accumulation_steps
     num_iterations:int=1,               # passes over each generation
-    pass_rates:str='0.1,0.3,0.5,0.7,0.9',  # chances of a right answer, or their spread: beta(mean,a+b)
+    pass_rates:list[float]=(.1,.3,.5,.7,.9),  # chances of a right answer, one per prompt
     mean_length:float=256.,             # tokens per completion
 )->None:
     "Say what TRL's batch numbers come to, and which group size would teach the most."
-    if num_generations==1:
-        raise ValueError('`num_generations` is 1, needs 2 or more: a group of 1 has nothing to be '
-            'compared with')
-    p = _rates(pass_rates)
     plan = batch_plan(num_generations, per_device_train_batch_size, gradient_accumulation_steps, world_size,
-        steps_per_generation or None, None, num_iterations, p, mean_length)
+        steps_per_generation or None, None, num_iterations, pass_rates, mean_length)
     print('\n'.join(f'{k+":":<26}{v}' for k,v in plan_lines(plan)))
     N = plan['completions']
-    print(f"{'best group size:':<26}{best_group_size(N, p)[0]} for {N} completions at these pass rates")
+    best,_ = best_group_size(N, pass_rates)
+    print(f"{'best group size:':<26}{best} for {N} completions at these pass rates")

@@ -7,6 +7,7 @@ __all__ = ['OptionParser']
 
 # %% ../../nbs/run/options.ipynb #fed33fb6
 import os
+from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
 from dataclasses import field, fields, make_dataclass
 from typing import Any
 from trl import TrlParser
@@ -19,6 +20,9 @@ def _with_text(kind):
     odd = [(f.name, str, field(default=f.default, metadata=f.metadata)) for f in objects]
     return make_dataclass(kind.__name__, odd, bases=(kind,)) if odd else kind
 
+class _Help(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
+    "Options with their defaults; lines before and behind them stay as they are."
+
 class OptionParser(TrlParser):
     "Settings from options, a `--config` file and arguments. ValueError for an option that does not exist."
     def __init__(self,
@@ -30,10 +34,9 @@ class OptionParser(TrlParser):
         **options:Any,      # of argparse
     ):
         super().__init__([_with_text(o) for o in kinds], prog=prog, conflict_handler='resolve',
-            allow_abbrev=False, **options)
+            allow_abbrev=False, formatter_class=_Help, **options)
         self.aliases,self.reasons,self.hint = aliases,reasons,hint
         self.given,self.by_name = set(),{}   # names that were given, and what was given by name
-        self.add_argument('--help_all', action='help', help='what every option does')
         self.register('type', str, os.path.expanduser)   # in `--out=~/x` the shell leaves the ~
         known = self._option_string_actions
         known |= {f'--{o}':known[f'--{name}'] for o,name in aliases.items() if f'--{name}' in known}
