@@ -54,17 +54,31 @@ def kill_one(launcher, folder, step):
 def rehearse(processes, folder, seed, settings, kill):
     "One run to its end; its row of costs."
     words = command(processes, folder, seed, settings)
+    if kill: launch(words, folder, settings['save_steps'])
+    while len(history(folder))<settings['max_steps']:
+        if code := launch(words, folder): raise RuntimeError(f'{folder}: the launcher ended with {code}')
+    return cost(processes, seed, folder)
+
+def launch(words, folder, kill_at=None):
+    "One launch, to its end or `kill -9`: its exit code. What it cost is noted in the folder."
     env = os.environ|dict(OMP_NUM_THREADS='1', HF_HUB_OFFLINE='1', PYTHONPATH=str(ROOT))
     def cpu():
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         return used.ru_utime+used.ru_stime
-    begun,used,codes = time.time(),cpu(),[]
-    if kill: codes.append(kill_one(subprocess.Popen(words, env=env), folder, settings['save_steps']))
-    while len(history(folder))<settings['max_steps']:
-        codes.append(subprocess.run(words, env=env).returncode)
-        if codes[-1]: raise RuntimeError(f'{folder}: the launcher ended with {codes[-1]}')
-    return dict(processes=processes, seed=seed, wall_s=round(time.time()-begun), cpu_s=round(cpu()-used),
-        killed=int(kill), exit_codes=' '.join(map(str, codes)))
+    begun,used = time.time(),cpu()
+    launcher = subprocess.Popen(words, env=env)
+    code = kill_one(launcher, folder, kill_at) if kill_at else launcher.wait()
+    row = dict(wall_s=time.time()-begun, cpu_s=cpu()-used, killed=bool(kill_at), code=code)
+    with (Path(folder)/'launches.jsonl').open('a', encoding='utf-8') as f: print(json.dumps(row), file=f)
+    return code
+
+def cost(processes, seed, folder):
+    "The row of costs of all launches that ended while this script waited for them."
+    f = Path(folder)/'launches.jsonl'
+    rows = [json.loads(o) for o in f.read_text(encoding='utf-8').splitlines()] if f.exists() else []
+    def total(k): return round(sum(o[k] for o in rows)) if rows else None
+    return dict(processes=processes, seed=seed, wall_s=total('wall_s'), cpu_s=total('cpu_s'),
+        killed=sum(o['killed'] for o in rows), exit_codes=' '.join(str(o['code']) for o in rows))
 
 def read_groups(folder, processes, G=SETTINGS['num_generations']):
     "A row for each group: its process, and where what replaced it was made."
@@ -89,6 +103,11 @@ def write(out, name, key, rows):
         new = pd.concat([old[~again], new])
     new.sort_values(key, kind='stable').to_csv(path, index=False, lineterminator='\n')
 
+def is_stored(out, processes, seed):
+    path = out/'full_run_cost.csv'
+    keys = pd.read_csv(path)[['processes','seed']].values.tolist() if path.exists() else []
+    return [processes, seed] in keys   # the table that is written last
+
 def store(out, processes, seed, folder, cost):
     "The rows of a finished run."
     key = dict(seed=seed, processes=processes)
@@ -97,19 +116,19 @@ def store(out, processes, seed, folder, cost):
     write(out, 'full_run_groups', ['seed','processes'], [key|o for o in read_groups(folder, processes)])
     write(out, 'full_run_cost', ['seed','processes'], [cost])
 
-def main():
+def main(words=None):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('out', type=Path, help='folder of the tables')
     p.add_argument('--runs', type=Path, default=Path('runs/rehearsal'), help='folder of the runs')
     p.add_argument('--seeds', type=int, nargs='*', default=[0])
     p.add_argument('--model', default='smollm2', choices=['smollm2','tiny'])
-    a = p.parse_args()
+    a = p.parse_args(words)
     settings = SETTINGS|(TINY if a.model=='tiny' else {})
     for seed in a.seeds:
         for processes in (2, 1):
             folder = a.runs/f'{a.model}-{seed}-{processes}'
-            if len(history(folder))>=settings['max_steps']: continue
-            cost = rehearse(processes, folder, seed, settings, kill=processes==2 and not history(folder))
-            store(a.out, processes, seed, folder, cost)
+            if is_stored(a.out, processes, seed) and len(history(folder))>=settings['max_steps']: continue
+            kill = processes==2 and not history(folder)
+            store(a.out, processes, seed, folder, rehearse(processes, folder, seed, settings, kill))
 
 if __name__=='__main__': main()

@@ -1,5 +1,5 @@
 "Chapter 18's scripts: a run on one process and on two, killed and started again; what is missing; the plan."
-import socket
+import shutil, socket
 import pandas as pd
 import pytest, torch, yaml
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -17,8 +17,9 @@ TINY = R.SETTINGS|R.TINY|dict(max_steps=4, save_steps=2, max_completion_length=2
 def runs(tmp_path_factory):
     "The tiny Qwen on two processes, one of them killed behind step 2, and on one."
     folder = tmp_path_factory.mktemp('runs')
-    costs = {n:R.rehearse(n, folder/str(n), 0, TINY, kill=n==2) for n in (2, 1)}
-    return {n:(R.history(folder/str(n)), R.read_groups(folder/str(n), n), costs[n]) for n in costs}
+    at = {n:folder/f'tiny-0-{n}' for n in (2, 1)}
+    costs = {n:R.rehearse(n, at[n], 0, TINY, kill=n==2) for n in at}
+    return {n:(R.history(at[n]), R.read_groups(at[n], n), costs[n], at[n]) for n in at}
 
 @pytest.mark.processes
 def test_two_processes_under_fsdp2_train_as_one_does(runs):
@@ -30,9 +31,21 @@ def test_two_processes_under_fsdp2_train_as_one_does(runs):
 
 @pytest.mark.processes
 def test_a_run_of_which_one_process_is_killed_goes_on_by_the_same_command(runs):
-    log,_,cost = runs[2]
+    log,_,cost,_ = runs[2]
     assert [o['step'] for o in log]==[1, 2, 3, 4]
     assert cost['exit_codes'].split()[0]!='0' and cost['exit_codes'].split()[-1]=='0'
+
+@pytest.mark.processes
+def test_a_run_that_ended_before_its_rows_were_stored_is_stored(runs, tmp_path, monkeypatch):
+    for *_,folder in runs.values(): shutil.copytree(folder, tmp_path/'runs'/folder.name)
+    monkeypatch.setattr(R, 'TINY', TINY)
+    monkeypatch.setattr(R, 'launch', None)   # nothing is trained again
+    (out := tmp_path/'out').mkdir()
+    for _ in range(2): R.main([str(out), '--runs', str(tmp_path/'runs'), '--model', 'tiny'])
+    assert len(pd.read_csv(out/'full_run.csv'))==8
+    cost = pd.read_csv(out/'full_run_cost.csv').set_index('processes')
+    for n,(_,_,want,_) in runs.items(): assert cost.to_dict('index')[n]['cpu_s']==want['cpu_s']
+    assert cost.killed[2]==1
 
 @pytest.mark.processes
 def test_groups_lie_on_both_processes_and_come_from_either(runs):
@@ -71,6 +84,14 @@ def test_no_gpu_and_too_few_are_named(monkeypatch):
     cards(monkeypatch, 3)
     assert '8 GPUs are asked for and torch sees 3' in says('GPUs', [])
     assert says('GPUs', ['--num_processes', 6, '--num_machines', 2])==''
+
+def test_a_data_set_that_is_not_there_is_named(monkeypatch):
+    def offline(*which, split): raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub")
+    monkeypatch.setattr(N, 'load_dataset', offline)
+    said = says('data', [])
+    assert "Couldn't reach" in said and "load_dataset('openai/gsm8k', 'main')" in said
+    monkeypatch.setattr(N, 'load_dataset', lambda *which, split: [1])
+    assert says('data', [])==says('data', ['--dataset','sums'])==''
 
 @pytest.mark.parametrize('here,what', [(None, 'not installed'), ('0.33.0', 'vllm 0.33.0'), ('0.31.0', '')])
 def test_a_vllm_that_trl_does_not_take_is_named(monkeypatch, here, what):

@@ -11,11 +11,13 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 import torch, yaml
 import torch.distributed as dist
+from datasets import load_dataset
 from packaging.requirements import Requirement
 from transformers import AutoConfig
 from trl import TrlParser
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig
 from grpo_nb.parts.batch_plan import batch_plan
+from grpo_nb.parts.datasets import HUB_DATASETS
 from grpo_nb.parts.pretrained import model_folder
 from grpo_nb.run.checkpoints import latest_complete_checkpoint
 from grpo_nb.tiny_qwen import TINY_QWEN_DIR
@@ -75,6 +77,15 @@ def read_config(model):
     except (OSError, ValueError) as e:
         raise Missing(f'no config of {model} ({" ".join(str(e).split())[:90]}): `hf download {model}` where '
             'there is a network, or name a folder') from e
+
+def check_data(o):
+    if o.dataset not in HUB_DATASETS: return f'{o.dataset} is made here'
+    where = [k for k in HUB_DATASETS[o.dataset][:2] if k]
+    try: rows = load_dataset(*where, split='train')
+    except OSError as e:   # no network, and nothing in the cache of `datasets`
+        raise Missing(f'no data set {o.dataset} ({" ".join(str(e).split())[:90]}): where there is a network, '
+            f'python -c "import datasets; datasets.load_dataset({str(where)[1:-1]})"') from e
+    return f'{o.dataset}, {len(rows)} rows'
 
 def check_memory(o):
     config = read_config(o.model)
@@ -156,8 +167,8 @@ def check_talk(o):
             'cards without NVLink try NCCL_P2P_DISABLE=1') from e
     return f'{world} processes of this node sum a tensor by {"gloo" if o.use_cpu else "NCCL"}'
 
-CHECKS = dict(GPUs=check_gpus, batch=check_batch, memory=check_memory, vLLM=check_vllm, port=check_port,
-    folder=check_folder, collectives=check_talk)
+CHECKS = dict(GPUs=check_gpus, batch=check_batch, data=check_data, memory=check_memory, vLLM=check_vllm,
+    port=check_port, folder=check_folder, collectives=check_talk)
 
 def main(words, names=CHECKS):
     "Print what each check found; the number of those that found something missing."

@@ -11,6 +11,7 @@
 #SBATCH --time=1-0            # days-hours
 #SBATCH --signal=B:TERM@600   # seconds before the end: more than one step and one save take
 #SBATCH --requeue
+#SBATCH --output=grpo-%j.log     # the log of all steps; a job that was queued again appends to it
 #SBATCH --open-mode=append
 ##SBATCH --account=NAME
 ##SBATCH --partition=NAME
@@ -31,6 +32,7 @@ GPUS=${GPUS:-8}                             # of a node
 BATCH='--per_device_train_batch_size 8 --steps_per_generation 2 --gradient_accumulation_steps 1'
 export HF_HUB_OFFLINE=1                     # compute nodes often have no network
 export OMP_NUM_THREADS=8                    # cores of a node for each of its GPUs
+export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK   # srun no longer takes it from the job by itself
 # where a node's first interface is not the fast one, and where NCCL does not find its InfiniBand:
 # export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0
 # export NCCL_IB_HCA=mlx5
