@@ -42,9 +42,6 @@ def _make_gym(name, size, seed, config):
     if name not in DATASETS:
         near = ', '.join(difflib.get_close_matches(name, [*TASKS, *DATASETS], 3, cutoff=0))
         raise ValueError(f'no task {name!r} among the {len(DATASETS)} of reasoning-gym; near it: {near}')
-    known = [o for o in DATASETS[name][1].__dataclass_fields__ if o not in ('seed','size')]
-    if odd := [o for o in config if o not in known]:
-        raise ValueError(f"{name} has no option {', '.join(odd)}; it has {', '.join(known)}")
     try: return create_dataset(name, size=size, seed=seed, **config)
     except (AssertionError, TypeError) as e: raise ValueError(f'{name} refuses {config}: {e}') from e
 
@@ -203,15 +200,12 @@ def read_file_rows(
         except Exception as e: raise ValueError(f'{path.name} is no Parquet file: {str(e)[:200]}') from e
     text = _text(path)
     if kind=='.csv': return _csv_rows(path.name, text)
-    if kind=='.json': return _rows_of(_json(text, path.name), path.name)
+    if kind=='.json':
+        rows = _json(text, path.name)
+        if isinstance(rows, list): return rows
+        raise ValueError(f'{path.name} holds {rows!r:.40}: it needs a list of objects')
     lines = [(i,o) for i,o in enumerate(text.split('\n'), 1) if o.strip()]
     return [_json(o, f'{path.name}, line {i}') for i,o in lines]
-
-def _rows_of(made, name):
-    "The list of rows in a JSON file, also where it is the only list in an object."
-    lists = [o for o in made.values() if isinstance(o, list)] if isinstance(made, dict) else [made]
-    if len(lists)==1 and isinstance(lists[0], list): return lists[0]
-    raise ValueError(f'{name} holds {made!r:.40}: it needs a list of objects')
 
 # %% ../../nbs/parts/datasets.ipynb #ce20341c
 def _bad_answer(a):

