@@ -1,17 +1,19 @@
 """Damage a module in small ways, one at a time: do the quick tests notice? cosmic-ray makes the damages.
 
-    python tests/mutants.py [ROOM ...] [--each 25] [--seed 0] [--jobs 2] [--hours H] [--map FILE]
+    python tests/mutants.py [ROOM ...] [--each 25 | --together N] [--seed 0] [--nearest | --map FILE]
 
 Every number, comparison, operator, `and`, `not`, loop, `break`, exception and decorator is a place; of each
-place one damage is drawn, and of the places of a room `--each` (0: all). Annotations and the texts of errors
-are left alone: they are no behaviour. The tests that go through the damaged line run, the quickest first,
-until one fails, each damage in a process of its own that has torch and transformers loaded already. Rows are
-written to `nbs/results/mutants.csv.xz` as they come, and a run that is started again goes on: a row of a draw
-stays as long as its line is in the room and its damage in the sample. `draw` is the seed: rows of other draws
-stay as they are, and what they damaged is not drawn again. `same` says in a word why a survivor changes
-nothing; it is written into the CSV by hand. `--again survived` judges survivors once more, `--again all`
-everything. Of tests that take more than `--tests` seconds together the slowest are left out. `--map FILE`
-keeps which test goes through which line. Ends with 1 where fewer than `--least` of the damages are noticed.
+place one damage is drawn, and of the places of a room `--each` (0: all), or of those of all rooms
+`--together`. Annotations and the texts of errors are left alone: they are no behaviour. The tests that go
+through the damaged line run, the quickest first, until one fails, each damage in a process of its own that
+has torch and transformers loaded already. Rows are written to `nbs/results/mutants.csv.xz` as they come, and
+a run that is started again goes on: a row of a draw stays as long as its line is in the room and its damage
+in the sample. `draw` is the seed: rows of other draws stay as they are, and what they damaged is not drawn
+again. `same` says in a word why a survivor changes nothing; it is written into the CSV by hand. `--again
+survived` judges survivors once more, `--again all` everything. Of tests that take more than `--tests`
+seconds together the slowest are left out. `--map FILE` keeps which test goes through which line. With
+`--nearest` there is no map: the files that are nearest to a room judge, a lower bound; they have to pass
+without a damage. Ends with 1 where fewer than `--least` of the damages are noticed.
 """
 import argparse, ast, csv, importlib, json, lzma, math, os, pkgutil, random, resource, signal, sys, tempfile
 import time
@@ -24,11 +26,18 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = '''replay loss variants.losses advantages trainer parts.ratios parts.corrections parts.loss_inputs
     parts.groups parts.storage parts.validate run.record run.checkpoints on_trl.record on_trl.rows
     on_trl.replayed on_trl.batch_record on_trl.resume on_trl.distributed see.findings see.verdict
-    see.readers see.readers.history see.readers.table see.readers.groups'''.split()
-JUDGES = '''advantages checkpoints checks diagnose distributed findings folders frameworks
-    grpo_with_replay_buffer kinds kl loss messages methods one_text parity problems ratios records replay
-    report reuse road rollouts scaled_lr settings terms thresholds trainer trainer_input trl_defects
-    trl_faults trl_own_suite trl_record trl_resume trl_stored unread watch'''.split()
+    see.readers see.readers.history see.readers.table see.readers.groups run.reading run.batch_record
+    see.readers.names see.readers.trl see.readers.verl see.readers.verifiers see.readers.tinker
+    see.readers.nemo see.readers.trackio what_if inspector evaluation teach.classroom teach.hunts'''.split()
+JUDGES = '''advantages checkpoints checks class diagnose distributed findings folders frameworks
+    grpo_with_replay_buffer hunts inspector kinds kl loss messages methods one_text parity problems ratios
+    records replay report reuse road rollouts scaled_lr settings terms thresholds trainer trainer_input
+    trl_defects trl_faults trl_own_suite trl_record trl_resume trl_stored unread view watch'''.split()
+NEAREST = {'run.record':'records messages', 'run.reading':'records rollouts frameworks unread inspector',
+    'run.batch_record':'messages records', 'on_trl.record':'trl_record trl_stored',
+    'on_trl.batch_record':'trl_record trl_stored', 'what_if':'inspector', 'inspector':'inspector view',
+    'evaluation':'first_chapters kinds problems', 'teach.classroom':'class', 'teach.hunts':'hunts'}
+READERS = 'unread rollouts frameworks diagnose findings'   # the tests nearest to any reader
 FIELDS = 'draw room line function before after outcome by first same'.split()   # `first`: its first outcome
 QUICKEST = 20   # so many tests judge before the files of the others are imported
 SECONDS = 60   # of the processor that a damage may take more than its tests take without it
@@ -81,6 +90,16 @@ def damages(room, each, seed):
         about = dict(draw=str(seed), room=room, line=line, function=within)
         yield about|dict(before=before, after=after, code=damaged)
 
+def nearest(room):
+    "The files of the tests that are nearest to a room"
+    names = READERS if room.startswith('see.readers') else NEAREST[room]
+    return [f'tests/test_{o}.py' for o in names.split()]
+
+def damages_together(rooms, n, seed):
+    "`n` damages of all rooms together, in the order in which they are drawn"
+    found = [o for room in rooms for o in damages(room, 0, seed)]
+    return random.Random(seed).sample(found, min(n, len(found)))
+
 def function_at(code, line):
     "(name, first line, last line) of the innermost function or class around a line"
     best = '',1,len(code.splitlines())
@@ -99,13 +118,21 @@ def load():
         if 'dev' not in o.name and '__main__' not in o.name: importlib.import_module(o.name)
     for o in [o for o in sys.modules if o.split('.')[0]=='grpo_nb']: del sys.modules[o]
 
-def damage(room, code):
-    "Let the import of a room find other code."
-    loader,name = importlib.machinery.SourceFileLoader,f'grpo_nb.{room}'
-    get_code = loader.get_code
-    def get(self, fullname):
-        return compile(code, str(source(room)), 'exec') if fullname==name else get_code(self, fullname)
-    loader.get_code = get
+FINDS_OTHER_CODE = """import importlib.machinery
+loader = importlib.machinery.SourceFileLoader
+get_code = loader.get_code
+def get(self, fullname):
+    return compile({code!r}, {path!r}, 'exec') if fullname=={name!r} else get_code(self, fullname)
+loader.get_code = get
+"""
+
+def damage(room, code, folder):
+    "Let the import of a room find other code, in this process and in those that its tests start."
+    text = FINDS_OTHER_CODE.format(code=code, path=str(source(room)), name=f'grpo_nb.{room}')
+    exec(text, {})
+    folder.mkdir()
+    (folder/'sitecustomize.py').write_text(text)
+    os.environ['PYTHONPATH'] = os.pathsep.join([str(folder), os.environ.get('PYTHONPATH', '')])
 
 class Judge:
     "A plugin of pytest: which test fails, how long each takes, and with `cover` what each goes through."
@@ -251,10 +278,11 @@ def judged(drawn, seen, known, folder, jobs, end, most):
     running,known = {},list(known)
     while True:
         while len(running)<jobs and time.monotonic()<end and (o := next(drawn, None)):
-            tests,seconds = limits(seen, tests_of(o, seen), known, most)
+            tests,seconds = limits(seen, tests_of(o, seen), known, most) if seen else ([], 10*SECONDS)
             to = folder/f"{o['room']}-{len(known)}-{time.monotonic_ns()}.json"
             def work(o=o, tests=tests):
-                damage(o['room'], o['code'])
+                damage(o['room'], o['code'], to.with_suffix(''))
+                if not seen: return judge(nearest(o['room']), None, True).by
                 for some in filter(None, (tests[:QUICKEST], tests[QUICKEST:])):
                     if by := judge(sorted({t.split('::')[0] for t in some}), some, True).by: return by
                 return ''
@@ -280,11 +308,13 @@ def main(a):
         rows[key(o)] = row|dict(line=o['line'])
     with tempfile.TemporaryDirectory() as d:
         seen_at = Path(a.map or f'{d}/map.json')
-        if not seen_at.exists(): os.waitpid(start(through, seen_at, 7200), 0)
-        if not seen_at.exists(): raise SystemExit(seen_at.with_suffix('.log').read_text()[-3000:])
-        seen = json.loads(seen_at.read_text(encoding='utf-8'))
+        if not a.nearest and not seen_at.exists(): os.waitpid(start(through, seen_at, 7200), 0)
+        if not a.nearest and not seen_at.exists():
+            raise SystemExit(seen_at.with_suffix('.log').read_text()[-3000:])
+        seen = None if a.nearest else json.loads(seen_at.read_text(encoding='utf-8'))
         by_room = [damages(room, a.each, a.seed) for room in a.rooms]
         in_turn = (o for turn in zip_longest(*by_room) for o in turn if o and unknown(o))
+        if a.together: in_turn = filter(unknown, damages_together(a.rooms, a.together, a.seed))
         for o in judged(in_turn, seen, old.values(), Path(d), a.jobs, end, a.tests):
             rows[key(o)] = o|dict(first=o['first'] or o['outcome'])
             write(a.out, (old|rows).values())
@@ -302,6 +332,8 @@ if __name__=='__main__':
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('rooms', nargs='*', default=ROOMS)
     p.add_argument('--each', type=int, default=25)
+    p.add_argument('--together', type=int, default=0)
+    p.add_argument('--nearest', action='store_true')
     p.add_argument('--seed', type=int, default=0)
     p.add_argument('--jobs', type=int, default=2)
     p.add_argument('--hours', type=float, default=24)

@@ -273,8 +273,10 @@ def test_a_student_can_do_a_set_from_the_folder_alone(tmp_path, solved):
 # --- the whole
 
 @pytest.mark.processes
-def test_the_key_is_worth_100_of_100(solved):
-    got = grade(solved, checklist=solved.parent/'ticked.md')
+def test_the_key_is_worth_100_of_100_also_as_windows_saves_it(mine, solved):
+    for o in ('A/adapters.py', 'C/adapters.py', 'D/plan.md', 'D/results.csv'):
+        (mine/o).write_text((mine/o).read_text(), encoding='utf-8-sig')   # with its mark
+    got = grade(mine, checklist=solved.parent/'ticked.md')
     assert {k:score(v) for k,v in got.items()}=={k:(25, 25) for k in 'ABCD'}, score_lines(got)
     assert score_lines(got)[-1]=='100 of 100'
 
@@ -612,10 +614,10 @@ def test_ten_points_of_the_experiment_come_from_a_reader(solved, tmp_path, monke
     rows = grade(solved, ['D'])['D']
     assert score(rows)==(15, 25) and rows[-1][2].startswith('wait for a reader')
     text = (solved.parent/'ticked.md').read_text()
-    (tmp_path/'seven.md').write_text(text.replace('[x]', '[ ]', 3))
+    (tmp_path/'seven.md').write_text(text.replace('[x]', '[ ]', 3), encoding='utf-16')
     assert score(grade(solved, ['D'], checklist=tmp_path/'seven.md')['D'])==(22, 25)
     with pytest.raises(ValueError, match='no such file'): grade(solved, ['D'], checklist='nowhere.md')
-    (tmp_path/'other.md').write_text('- [x] good')
+    (tmp_path/'other.md').write_text('- [x] good', encoding='utf-8-sig')
     with pytest.raises(ValueError, match='1 boxes; checklist.md has ten'):
         grade(solved, ['D'], checklist=tmp_path/'other.md')
 

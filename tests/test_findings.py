@@ -57,6 +57,18 @@ def test_one_cause_gives_one_finding():
     found = of('all-truncated')
     assert {'all-equal', 'reward-never-fires'}<=set(found[0].caused_here) and 'all-equal' in str(found)
 
+@pytest.mark.parametrize('fault', ['learning-rate-too-large','reward-collapse'])
+@pytest.mark.parametrize('dead,more,shorter', [(None, {}, False), (.24, {}, False), (.25, {}, True),
+    (1., {}, True), (.6, dict(lr_factor=.5), False)])
+def test_with_many_dead_groups_a_rate_that_is_too_high_leads_to_the_shorter_step(fault, dead, more, shorter):
+    clipped = .5 if fault=='learning-rate-too-large' else 0.
+    known = {} if dead is None else dict(frac_reward_zero_std=dead)
+    rows = [{'step':i, 'reward':.6 if i<20 else .1, 'clip_ratio/region_mean':clipped}|known|more
+        for i in range(40)]
+    f = next(o for o in diagnose_rows(rows, settings=dict(trainer='grpo_nb')) if o.name==fault)
+    assert 'divide learning_rate by 3' in f.remedy
+    assert ('scale_lr_by_alive' in f.remedy, 'studies/dead_groups.html' in f.remedy)==(shorter, shorter)
+
 # ---- what the stored runs do not hold, made by hand: curves as other tools log them
 
 @pytest.mark.parametrize('name', MADE)
@@ -826,8 +838,10 @@ def verdict_by_hand(rows, before, after, found):
     if faults: lines.append(f'Most likely cause: {faults[0].name} says (numbers)')
     if advice := f'against {faults[0].name}' if faults else instead: lines.append(f'What to do: {advice}')
     if z and .05<=mean(z) and not all_dead and not replaces:
-        lines.append(f'Reuse: {mean(z):.0%} of the groups were dead and none was replaced; what replacing '
-            'gave in our studies: https://grpo-nb.github.io/grpo_nb/studies/reuse_results.html')
+        lines.append(f'Reuse: {mean(z):.0%} of the groups were dead and none was replaced. What they do to '
+            'a step, and what a lower learning_rate, one that shrinks with the living groups '
+            '(scale_lr_by_alive) and replay gave in our studies: '
+            'https://grpo-nb.github.io/grpo_nb/studies/dead_groups.html')
     return learned,'\n'.join(lines)
 
 DRAWN = settings(max_examples=200, derandomize=True, deadline=None, database=None, phases=[Phase.generate],

@@ -77,6 +77,15 @@ def test_every_kind_of_source_gives_the_same_problems(tmp_path):
         assert sorted(got.column_names)==['answer','level','prompt']
         assert [dict(sorted(o.items())) for o in got.to_list()]==[dict(sorted(o.items())) for o in rows], src
 
+@pytest.mark.parametrize('encoding', ['utf-8-sig','utf-16','utf-16-le','utf-16-be'])
+def test_a_problem_set_as_windows_saves_it(encoding, tmp_path):
+    rows = [dict(prompt='a é', answer='1')]*2
+    texts = dict(csv='prompt,answer\r\na é,1\r\na é,1\r\n', json=json.dumps(rows),
+        jsonl=''.join(json.dumps(o, ensure_ascii=False)+'\r\n' for o in rows))
+    for kind,text in texts.items():
+        (tmp_path/f'a.{kind}').write_bytes(text.encode(encoding))
+        assert load_problems(tmp_path/f'a.{kind}').to_list()==rows, kind
+
 def test_a_line_break_inside_a_string_is_no_new_line(tmp_path):
     text = json.dumps(dict(prompt='a\u2028b'), ensure_ascii=False)+'\n'
     (tmp_path/'a.jsonl').write_text(text, encoding='utf-8')

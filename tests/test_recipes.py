@@ -531,7 +531,7 @@ def test_an_option_that_may_be_none_can_be_given_as_none(kind, tmp_path):
         both = recipe_options(['--output_dir', str(tmp_path), *words], settings)
         return next(o for o in both if isinstance(o, kind))
     given = {k:None for k in names if k!='dataset'}
-    (tmp_path/'none.yaml').write_text(yaml.safe_dump(given), encoding='utf-8')
+    (tmp_path/'none.yaml').write_text(yaml.safe_dump(given), encoding='utf-8-sig')
     want = GRPOWithReplayBufferConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **given) \
         if kind is GRPOWithReplayBufferConfig else TrlArguments(**given)
     for got in (read(['--config', str(tmp_path/'none.yaml')]), read(**given)):

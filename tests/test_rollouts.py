@@ -162,6 +162,20 @@ def test_a_resumed_run_of_two_event_files_says_what_the_second_says(tmp_path):
     assert run.history['reward'].tolist()==pytest.approx([.1, .6, .7, .8])
     assert any('steps from 2 on were logged again after step 3, by a resumed run' in o for o in run.notes)
 
+def test_held_out_sets_and_training_in_one_event_file_lose_no_step(tmp_path):
+    "TRL writes both sets as `eval/reward`, and a file of events is read tag by tag"
+    SummaryWriter = pytest.importorskip('torch.utils.tensorboard').SummaryWriter
+    with SummaryWriter(str(tmp_path)) as w:
+        for step in range(20):
+            w.add_scalar('train/reward', step/8, step)
+            for name,x in (('easy', .75), ('hard', .25)) if step in (5, 10) else ():
+                w.add_scalar(f'eval/{name}_loss', .5, step)
+                w.add_scalar('eval/reward', x, step)
+    run = open_run(tmp_path)
+    assert run.history['reward'].tolist()==[i/8 for i in range(20)]
+    for name in ('easy','hard'): assert run.history[f'eval/{name}_loss'].dropna().tolist()==[.5]*2
+    assert run.notes==['eval/reward: several values at 2 of the steps, of which the last is read.']
+
 def test_two_answers_are_a_group_one_is_none_and_a_gap_in_the_advantages_leaves_them_out():
     rows = [dict(prompt=p, completion=c, reward=r, advantage=a)
         for p,c,r,a in (('a','1',0.,-1.), ('a','2',1.,1.), ('b','1',0.,-1.), ('b','2',1.,None),

@@ -530,15 +530,20 @@ def _young_clip(r:RunColumns, age:float=1.5)->float:
     young = clip[(r.raw('replay/age_mean', math.inf)<=age*np.median(np.diff(r.steps))) & np.isfinite(clip)]
     return float(young.mean()) if len(young) else 0.
 
+def _shorter_step(r, share=.25):
+    "Which remedy? The second names the shorter step, where many groups are dead and the run takes long ones."
+    return int(r.live_frac<=1-share and 'lr_factor' not in r.names)
+
 @rule('learning-rate-too-large')
 def _too_large(r:RunColumns, m:np.ndarray, fresh:float=.25, young:float=.35, lively:float=.05)->dict|str|None:
     "updates throw the policy further than the clip can hold"
     new,next_,fell = _fresh_clip(r),_young_clip(r),drop_from_peak(m)
     clip = f'{new:.0%} of freshly sampled tokens clipped' if new>=next_ else \
         f'{next_:.0%} of the tokens of groups one batch old are clipped'
-    if new>fresh or next_>young: return clip
+    remedy = _shorter_step(r)
+    if new>fresh or next_>young: return dict(evidence=clip, remedy=remedy)
     if not fell or max(new, next_)<=lively: return None
-    return dict(evidence=clip, since=fell[2],
+    return dict(evidence=clip, since=fell[2], remedy=remedy,
         message='the reward fell from where it had been, with much of the batch clipped')
 
 @rule('reward-collapse')
@@ -547,7 +552,7 @@ def _reward_collapse(r:RunColumns, m:np.ndarray, share:float=.5, sigmas:float=4.
     if not (fell := drop_from_peak(m, share, sigmas)): return None
     best,last,at = fell
     evidence = f"mean reward {best:.3g} at its best (step {r.pair('reward')[0][at]:g}), {last:.3g} at the end"
-    return dict(evidence=evidence, since=at)
+    return dict(evidence=evidence, since=at, remedy=_shorter_step(r))
 
 # %% ../../nbs/see/findings.ipynb #72c31ef2
 @rule('learning-rate-too-small')

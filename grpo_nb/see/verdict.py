@@ -37,8 +37,9 @@ def _hint(r):
     "A line for a run with dead groups that replaces none; '' for others."
     z = r(DEAD)
     if not len(z) or not .05<=z.mean() or z.min()>=1 or _replaces(r): return ''
-    return (f'{z.mean():.0%} of the groups were dead and none was replaced; what replacing gave in our '
-        'studies: https://grpo-nb.github.io/grpo_nb/studies/reuse_results.html')
+    return (f'{z.mean():.0%} of the groups were dead and none was replaced. What they do to a step, and what '
+        'a lower learning_rate, one that shrinks with the living groups (scale_lr_by_alive) and replay gave '
+        'in our studies: https://grpo-nb.github.io/grpo_nb/studies/dead_groups.html')
 
 # %% ../../nbs/see/verdict.ipynb #f7be8b7a
 @dataclass

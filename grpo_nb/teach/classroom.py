@@ -12,7 +12,7 @@ import ast, hashlib, json, os, re, subprocess, sys, tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TYPE_CHECKING
-from ..parts.files import ASSETS, read_asset
+from ..parts.files import ASSETS, as_utf8, read_asset
 
 if TYPE_CHECKING: from grpo_nb.generation import Rollouts
 
@@ -99,7 +99,7 @@ def folder_seed(
     folder:Path,  # of one set
 )->int|None:      # None where there is none
     "The `SEED` in a hand-in's adapters.py."
-    try: text = (folder/'adapters.py').read_text(encoding='utf-8')
+    try: text = (folder/'adapters.py').read_text(encoding='utf-8-sig')
     except (OSError, UnicodeDecodeError): return None
     lines = re.findall(r'^SEED *(?:: *int *)?= *([\d_]+) *(?:#.*)?$', text, flags=re.M)
     seed = int(lines[-1]) if lines else -1
@@ -166,7 +166,7 @@ def run_checks(
     names,results = [name for _,name in checks_of(which)],[]
     if not folder.is_dir(): return [f'there is no folder {which}']*len(names)
     file = folder/('experiment.py' if which=='D' else 'adapters.py')
-    try: why = '' if which=='D' else forbidden_reason(file.read_text(encoding='utf-8'))
+    try: why = '' if which=='D' else forbidden_reason(file.read_text(encoding='utf-8-sig'))
     except FileNotFoundError: return [f'{file.name} is missing']*len(names)
     except UnicodeDecodeError: why = 'it is no text in UTF-8'
     if why: return [f'{file.name}: {why}']*len(names)
@@ -209,7 +209,7 @@ def grade(
 def _ticks(path):
     f = Path(path)
     if not f.is_file(): raise ValueError(f'--checklist {path}: no such file: copy checklist.md and tick it')
-    lines = re.findall(r'^- \[(.)\]', f.read_text(encoding='utf-8'), flags=re.M)
+    lines = re.findall(r'^- \[(.)\]', as_utf8(f.read_bytes()).decode(errors='replace'), flags=re.M)
     if len(lines)!=10: raise ValueError(f'--checklist {path}: {len(lines)} boxes; checklist.md has ten')
     return sum(o in 'xX' for o in lines)
 
@@ -305,7 +305,7 @@ def plan_digest(
     plan:str,  # text of plan.md
 )->str:        # 12 letters
     "A fingerprint that changes with every word of the plan."
-    return hashlib.sha256(' '.join(plan.split()).encode()).hexdigest()[:12]
+    return hashlib.sha256(' '.join(plan.removeprefix('\ufeff').split()).encode()).hexdigest()[:12]
 
 # %% ../../nbs/teach/classroom.ipynb #31788916
 def class_command(

@@ -24,7 +24,7 @@ def _split_launches(rows):
     for o in rows:
         step = o['step']
         again = [k for k in o if _is_curve(k) and (step, k) in seen and seen[step, k]!=o[k]]
-        if again and step<last:
+        if step<last and not all(k.startswith('eval') for k in again):
             launches.append([])
             seen,last = {},-math.inf
         else:
@@ -141,7 +141,9 @@ def read_events(
     for f in sorted(files, key=began):
         acc = EventAccumulator(str(f), size_guidance=dict(scalars=0))
         acc.Reload()
-        found = [{'step':e.step, tag:e.value} for tag in acc.Tags()['scalars'] for e in acc.Scalars(tag)]
+        scalars = [(tag, e) for tag in acc.Tags()['scalars'] for e in acc.Scalars(tag)]
+        scalars.sort(key=lambda o: o[1].wall_time)   # as they were written
+        found = [{'step':e.step, tag:e.value} for tag,e in scalars]
         steps = [o['step'] for o in found]
         if found: spans.append(f'{f.parent.name} (steps {min(steps)} to {max(steps)})')
         rows += found
