@@ -18,7 +18,7 @@ without a damage. Ends with 1 where fewer than `--least` of the damages are noti
 import argparse, ast, csv, importlib, json, lzma, math, os, pkgutil, random, resource, signal, sys, tempfile
 import time
 from collections import Counter
-from itertools import accumulate, zip_longest
+from itertools import accumulate, islice, zip_longest
 from pathlib import Path
 from pytest import hookimpl
 
@@ -73,22 +73,26 @@ def places(room):
 
 def damages(room, each, seed):
     "The drawn damages of a room: dicts with the damaged code"
+    rng = random.Random(f'{seed} {room}')
+    found = sorted(places(room).items())
+    drawn = [(room, place, rng.choice(ways)) for place,ways in found]
+    rng.shuffle(drawn)
+    return filter(None, (damage_at(*o, seed) for o in drawn[:each or None]))
+
+def damage_at(room, place, way, seed):
+    "A dict with the damaged code, or None: no damage but nonsense, `0 iss` of `0<=s`"
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator
-    code,rng = source(room).read_text(),random.Random(f'{seed} {room}')
-    found = sorted(places(room).items())
-    drawn = [(place, rng.choice(ways)) for place,ways in found]
-    rng.shuffle(drawn)
-    for ((line, _), _),(name, i) in drawn[:each or None]:
-        damaged = mutate_code(code, get_operator(name)(), i)
-        try: compile(damaged, room, 'exec')
-        except SyntaxError: continue   # no damage but nonsense: `0 iss` of `0<=s`
-        old,new = code.splitlines(),damaged.splitlines()
-        before = old[line-1].strip()
-        after = '' if len(new)<len(old) else new[line-1].strip()
-        within,_,_ = function_at(code, line)
-        about = dict(draw=str(seed), room=room, line=line, function=within)
-        yield about|dict(before=before, after=after, code=damaged)
+    code,(name, i),((line, _), _) = source(room).read_text(),way,place
+    damaged = mutate_code(code, get_operator(name)(), i)
+    try: compile(damaged, room, 'exec')
+    except SyntaxError: return None
+    old,new = code.splitlines(),damaged.splitlines()
+    before = old[line-1].strip()
+    after = '' if len(new)<len(old) else new[line-1].strip()
+    within,_,_ = function_at(code, line)
+    about = dict(draw=str(seed), room=room, line=line, function=within)
+    return about|dict(before=before, after=after, code=damaged)
 
 def nearest(room):
     "The files of the tests that are nearest to a room"
@@ -97,8 +101,10 @@ def nearest(room):
 
 def damages_together(rooms, n, seed):
     "`n` damages of all rooms together, in the order in which they are drawn"
-    found = [o for room in rooms for o in damages(room, 0, seed)]
-    return random.Random(seed).sample(found, min(n, len(found)))
+    rng = random.Random(seed)
+    found = [(room, place, ways) for room in rooms for place,ways in sorted(places(room).items())]
+    drawn = [(room, place, rng.choice(ways)) for room,place,ways in rng.sample(found, len(found))]
+    return islice(filter(None, (damage_at(*o, seed) for o in drawn)), n)
 
 def function_at(code, line):
     "(name, first line, last line) of the innermost function or class around a line"
