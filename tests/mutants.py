@@ -12,8 +12,9 @@ in the sample. `draw` is the seed: rows of other draws stay as they are, and wha
 again. `same` says in a word why a survivor changes nothing; it is written into the CSV by hand. `--again
 survived` judges survivors once more, `--again all` everything. Of tests that take more than `--tests`
 seconds together the slowest are left out. `--map FILE` keeps which test goes through which line. With
-`--nearest` there is no map: the files that are nearest to a room judge, a lower bound; they have to pass
-without a damage. Ends with 1 where fewer than `--least` of the damages are noticed.
+`--nearest` there is no map: the files that are nearest to a room judge, without those of their tests that
+start processes, a lower bound; they have to pass without a damage. Ends with 1 where fewer than `--least` of
+the damages are noticed.
 """
 import argparse, ast, csv, importlib, json, lzma, math, os, pkgutil, random, resource, signal, sys, tempfile
 import time
@@ -29,15 +30,16 @@ ROOMS = '''replay loss variants.losses advantages trainer parts.ratios parts.cor
     see.readers see.readers.history see.readers.table see.readers.groups run.reading run.batch_record
     see.readers.names see.readers.trl see.readers.verl see.readers.verifiers see.readers.tinker
     see.readers.nemo see.readers.trackio what_if inspector evaluation teach.classroom teach.hunts'''.split()
-JUDGES = '''advantages checkpoints checks class diagnose distributed findings folders frameworks
+JUDGES = '''advantages checkpoints checks class diagnose distributed evaluation findings folders frameworks
     grpo_with_replay_buffer hunts inspector kinds kl loss messages methods one_text parity problems ratios
-    records replay report reuse road rollouts scaled_lr settings terms thresholds trainer trainer_input
-    trl_defects trl_faults trl_own_suite trl_record trl_resume trl_stored unread view watch'''.split()
-NEAREST = {'run.record':'records messages', 'run.reading':'records rollouts frameworks unread inspector',
+    read_back records replay report reuse road rollouts scaled_lr settings terms thresholds trainer
+    trainer_input trl_defects trl_faults trl_own_suite trl_record trl_resume trl_stored unread view
+    watch'''.split()
+NEAREST = {'run.record':'records', 'run.reading':'read_back records unread frameworks rollouts',
     'run.batch_record':'messages records', 'on_trl.record':'trl_record trl_stored',
     'on_trl.batch_record':'trl_record trl_stored', 'what_if':'inspector', 'inspector':'inspector view',
-    'evaluation':'first_chapters kinds problems', 'teach.classroom':'class', 'teach.hunts':'hunts'}
-READERS = 'unread rollouts frameworks diagnose findings'   # the tests nearest to any reader
+    'evaluation':'evaluation kinds', 'teach.classroom':'class', 'teach.hunts':'hunts'}
+READERS = 'unread read_back frameworks rollouts diagnose'   # the tests nearest to any reader
 FIELDS = 'draw room line function before after outcome by first same'.split()   # `first`: its first outcome
 QUICKEST = 20   # so many tests judge before the files of the others are imported
 SECONDS = 60   # of the processor that a damage may take more than its tests take without it
@@ -194,11 +196,11 @@ def chosen(judge):
             items[:] = sorted((o for o in items if o.nodeid in rank), key=lambda o: rank[o.nodeid])
     return Last()
 
-def judge(paths, order, first, cover=None):
+def judge(paths, order, first, cover=None, more=()):
     import pytest
     o = Judge(order, cover)
     flags = ['-q', '-p', 'no:cacheprovider', '-p', 'no:xdist', '-W', 'ignore', *(['-x'] if first else [])]
-    pytest.main([*flags, *paths], plugins=[o, chosen(o)])
+    pytest.main([*flags, *more, *paths], plugins=[o, chosen(o)])
     return o
 
 def start(work, out, seconds):
@@ -288,7 +290,8 @@ def judged(drawn, seen, known, folder, jobs, end, most):
             to = folder/f"{o['room']}-{len(known)}-{time.monotonic_ns()}.json"
             def work(o=o, tests=tests):
                 damage(o['room'], o['code'], to.with_suffix(''))
-                if not seen: return judge(nearest(o['room']), None, True).by
+                if not seen:
+                    return judge(nearest(o['room']), None, True, more=('-m', 'not processes')).by
                 for some in filter(None, (tests[:QUICKEST], tests[QUICKEST:])):
                     if by := judge(sorted({t.split('::')[0] for t in some}), some, True).by: return by
                 return ''

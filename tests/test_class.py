@@ -1,7 +1,7 @@
 """The problem sets: a student's folder, made, solved and graded; each check against wrong answers
 that a student would give; hand-ins that can't be graded, and what is said of them"""
 
-import csv, json, re, shutil, statistics, subprocess, sys
+import csv, json, random, re, shutil, statistics, subprocess, sys
 from pathlib import Path
 from types import ModuleType
 import nbformat, pytest, torch
@@ -669,6 +669,32 @@ def test_a_hand_in_that_does_nothing(mine):
         (mine/'A'/'adapters.py').write_text(source)
         why = run_checks(mine/'A', 'A')
         assert words in why[0] and None not in why and len(why)==6
+
+@pytest.mark.parametrize('seed', range(40))
+def test_what_a_check_says_is_kept_and_one_that_ends_the_process_loses_no_other(seed, mine, monkeypatch):
+    "A grader that plays a drawn plan: what each check says, and which of them end its process"
+    rng = random.Random(seed)
+    names = [name for _,name in checks_of('A')]
+    says = {k:rng.choice([None, None, 'wrong']) for k in names}
+    ends = {k for k in names if rng.random()<.3}
+    imports = rng.choice([None]*5+['adapters.py can not be imported: x', 'never'])
+    asked = []
+    def play(file, which, number, limit, left):
+        asked.append((file, which, number, limit, left))
+        if imports=='never': return [None],'too late'
+        if imports: return [None, imports],'it ends'
+        done = next((i for i,k in enumerate(left) if k in ends), len(left))
+        return [None, None, *(says[k]
+            for k in left[:done])],f'ended by {left[done]}' if done<len(left) else ''
+    monkeypatch.setattr(classroom, '_run_pytest', play)
+    got = run_checks(mine/'A', 'A', rng.choice([None, 3]), 2.)
+    whole = {'never':'adapters.py can not be imported: too late'}.get(imports, imports)
+    assert got==([whole]*len(names) if imports else [f'ended by {k}' if k in ends else says[k]
+        for k in names])
+    assert all(o[:2]==(mine/'A'/'adapters.py', 'A') and o[2] in (0, 3) and o[3]==2. for o in asked)
+    left = [o[4] for o in asked]   # each time those behind the one that ended it
+    after = [names.index(k)+1 for k in names if k in ends and k!=names[-1]]
+    assert left==([names] if imports else [names, *(names[i:] for i in after)])
 
 LOOP_AND_CRASH = '''
 def noted(logits, ids, temperature): torch.futures.Future().wait()

@@ -142,24 +142,6 @@ def test_a_mean_of_all_shortens_the_estimate_and_a_mean_of_the_others_does_not(o
         torch.testing.assert_close(names['mean_estimate'](names['minus_mean'], G), exact*(G-1)/G)
         torch.testing.assert_close(names['mean_estimate'](names['minus_others'], G), exact)
 
-def test_two_tries_of_a_problem_are_one_number_in_its_interval():
-    from grpo_nb.evaluation import reward_summary
-    o = reward_summary(torch.tensor([[1.,0.],[1.,1.],[0.,0.],[0.,1.]]*2))   # of ½ 1 0 ½: √(1/7)
-    half = 2.364624*(1/7/8)**.5
-    assert [o[k] for k in ('mean','low','high','n')]==pytest.approx([.5, .5-half, .5+half, 8])
-    one = reward_summary(torch.tensor([[1.],[1.],[0.],[0.]]*2))        # asked once: Wilson's, 4 of 8
-    assert [one['low'], one['high']]==pytest.approx([.2152, .7848], abs=1e-4)
-
-def test_problems_that_agree_leave_something_to_doubt():
-    from grpo_nb.evaluation import reward_summary
-    def ends(r): return [reward_summary(r)[k] for k in ('mean','low','high')]
-    third = torch.tensor([[1.,0.,0.]]*12)
-    assert ends(third)==pytest.approx([1/3, .1381, .6094], abs=1e-4)   # Wilson's, 4 of 12
-    mean,low,high = ends(torch.ones(10, 4))
-    assert (mean, high)==(1., 1.) and low==pytest.approx(.7225, abs=1e-4)
-    same = torch.full((10, 2), .3)   # no reward of 0 and 1: Student's is all there is
-    assert ends(same)==pytest.approx([.3]*3)
-
 def hacking():
     import pandas as pd
     return pd.read_csv(NBS/'results/hacking.csv')
