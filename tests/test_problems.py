@@ -77,7 +77,7 @@ def test_every_kind_of_source_gives_the_same_problems(tmp_path):
         assert sorted(got.column_names)==['answer','level','prompt']
         assert [dict(sorted(o.items())) for o in got.to_list()]==[dict(sorted(o.items())) for o in rows], src
 
-@pytest.mark.parametrize('encoding', ['utf-8-sig','utf-16','utf-16-le','utf-16-be'])
+@pytest.mark.parametrize('encoding', ['utf-8-sig','utf-16'])
 def test_a_problem_set_as_windows_saves_it(encoding, tmp_path):
     rows = [dict(prompt='a é', answer='1')]*2
     texts = dict(csv='prompt,answer\r\na é,1\r\na é,1\r\n', json=json.dumps(rows),

@@ -87,7 +87,6 @@ def test_a_log_comes_back_from_every_format_under_our_names(case):
     for k in names: assert [number(x) for x in h[k]]==[o.get(k) for o in want.values()], k
     assert not {*h} & {*METRIC_ALIASES, EVAL}-names-{'step'}
     said = [f'{k}: {n} values are no numbers and left out, such as' for k,n in texts.items()]
-    if kind=='state.json': said.append('it has 2 lists of rows, of which')
     assert len(run.notes)==len(said) and all(any(s in o for o in run.notes) for s in said), run.notes
 
 # ---- rollouts -----------------------------------------------------------------------------------
@@ -150,6 +149,16 @@ def is_dead(o, has):
     if 'advantage' not in has or None in o['advantages']: return equal
     return max(map(abs, o['advantages']))<=(1e-3 if equal else 1e-6)
 
+def reason(o, whole, has):
+    "Why a group is dead, on the scale of the file's own rewards; None for a living one"
+    if not is_dead(o, has): return None
+    r = [x for x in o['rewards'] if x is not None]
+    if len(r)<2: return 'unscored'
+    seen = [x for g in whole for x in g['rewards'] if x is not None]
+    wrong,right = (min(seen), max(seen)) if min(seen)<max(seen) else (min(0., *seen), max(1., *seen))
+    if max(r)>min(r): return 'equal'   # by their advantages
+    return 'all-wrong' if r[0]==wrong else 'all-right' if r[0]==right else 'equal'
+
 def mean(x): return sum(x)/len(x) if x else None
 
 @DRAWN
@@ -177,7 +186,7 @@ def test_rollouts_come_back_from_every_format_as_the_groups_they_were(case):
             rewards_by_func=dict([('rewards/a', o['by_func'])]) if 'singles' in has else None)
         numbers[o['step']] += 1
         assert {k:got[k] for k in want}==want and got['advantages_before']==got['advantages']
-        assert (got['dead_reason'] is None)==(not got['dead'])
+        assert got['dead_reason']==reason(o, whole, has)
     assert_history(run.history, whole, has)
     sizes = Counter(len(o['rewards']) for o in whole)
     usual = sizes.most_common(1)[0][1]
@@ -311,6 +320,7 @@ def test_a_record_comes_back_with_its_replacements_and_without_what_is_damaged(c
         (d/f"groups.jsonl{'.gz'*packed}").write_bytes(gzip.compress(raw) if packed else raw)
         if told: (d/'tokens.jsonl').write_text(as_lines(told))
         run = read_run(d)
+        assert run==run!=read_run(d) and len({run, run})==1   # a run is itself, whatever it holds
     for got,o in zip(run.rows, want, strict=True):
         assert {k:v for k,v in got.items() if v is not None}=={k:v if k!='replacement' else got[k] for k,
             v in o.items()

@@ -179,7 +179,7 @@ def _config_file(words):
     "What the file that `--config` names holds."
     path = _look_ahead(words, 'config')
     path = path and Path(path).expanduser()
-    return yaml.safe_load(path.read_text(encoding='utf-8')) or {} if path and path.is_file() else {}
+    return yaml.safe_load(path.read_bytes()) or {} if path and path.is_file() else {}
 
 def _look_ahead(words, name):
     "The value of one option, before the others can be read."

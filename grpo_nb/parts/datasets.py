@@ -16,6 +16,7 @@ import torch
 from datasets import Dataset
 from fastcore.basics import partialler
 from .validate import require, prompt_error, is_int, source_row
+from .files import as_utf8
 from .registry import TASKS, register, resolve
 from .answers import boxed
 
@@ -161,9 +162,9 @@ def end_at_newline(
 
 # %% ../../nbs/parts/datasets.ipynb #01352e42
 def _text(path):
-    "A file's text; a file that is not UTF-8 is named, with the line and a way out."
-    raw = path.read_bytes()
-    try: return raw.decode('utf-8-sig')
+    "A file's text; a file that is not UTF-8 or UTF-16 is named, with the line and a way out."
+    raw = as_utf8(path.read_bytes())
+    try: return raw.decode('utf-8')
     except UnicodeDecodeError as e:
         line = raw.count(b'\n', 0, e.start)+1
         raise ValueError(f'{path.name}, line {line} is not UTF-8 (byte {raw[e.start]:#x}): save the file as '
