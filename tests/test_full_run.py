@@ -123,6 +123,7 @@ def test_a_model_that_does_not_fit_is_named_before_it_is_loaded(monkeypatch):
     monkeypatch.setattr(AutoModelForCausalLM, 'from_pretrained', None)
     assert 'GB on each GPU of 0' in says('memory', ['--model', 'tiny', '--gpu_gb', .01])
     assert says('memory', ['--model', 'tiny', '--gpu_gb', 80])==''
+    assert 'adafactor is not counted' in says('memory', '--model tiny --gpu_gb .01 --optim adafactor'.split())
 
 def test_a_model_that_is_not_there_is_named(tmp_path):
     for check in ('memory','folder'):

@@ -98,6 +98,8 @@ def check_memory(o):
     states = sum(v for k,v in held.items() if k!='activations')
     need = max(states+engine, sum(held.values())+(0 if o.vllm_enable_sleep_mode else engine))
     said = f'{o.model} needs {need:.1f} GB on each GPU'+f' of {gpu:.0f}'*bool(gpu)
+    optim = getattr(o.optim, 'value', o.optim)
+    if not optim.startswith('adamw_torch'): said += f' (with AdamW: {optim} is not counted)'
     if gpu and need>.9*gpu:
         largest = max(held, key=held.get)
         raise Missing(f'{said}, most of it {largest}: take more GPUs, a smaller model, or fewer '
