@@ -28,7 +28,8 @@ def note_names(app, doctree):
     "Give each exported cell the names that it defines as anchors, and tell Sphinx's index of them."
     env,python = app.env,app.env.get_domain('py')
     for cell in doctree.findall(nodes.container):
-        module = (cell.get('cell_metadata') or {}).get('exports')
+        about = cell.get('cell_metadata') or {}
+        module,internal = about.get('exports'),about.get('internal', False)   # the search lists no internal ones
         if not module: continue
         code = next((o.astext() for o in cell.findall(nodes.literal_block)), '')
         for name in _defined(code):
@@ -36,7 +37,7 @@ def note_names(app, doctree):
             cell['ids'].append(name)
             doctree.ids[name] = cell
             kind = 'class' if name[0].isupper() and '.' not in name else 'function'
-            python.objects.setdefault(f'{module}.{name}', ObjectEntry(env.docname, name, kind, False))
+            python.objects.setdefault(f'{module}.{name}', ObjectEntry(env.docname, name, kind, internal))
 
 def _known(app):
     found = {}

@@ -332,12 +332,9 @@ def test_everything_exported_is_documented(name):
 def _signatures(src):
     "Public functions and methods of a module's source, and the `__init__` of its classes, by qualified name"
     body,functions = ast.parse(src).body,(ast.FunctionDef, ast.AsyncFunctionDef)
-    exported = next(ast.literal_eval(o.value) for o in body
-                    if isinstance(o, ast.Assign) and getattr(o.targets[0], 'id', '')=='__all__')
     for o in body:
-        patched = any('patch' in ast.unparse(d) for d in getattr(o, 'decorator_list', ()))
-        if isinstance(o, functions) and (o.name in exported or patched and o.name[0]!='_'): yield o.name, o
-        if isinstance(o, ast.ClassDef) and o.name in exported:
+        if isinstance(o, functions) and o.name[0]!='_': yield o.name, o
+        if isinstance(o, ast.ClassDef) and o.name[0]!='_':
             yield from ((f'{o.name}.{m.name}', m) for m in o.body if isinstance(m, functions)
                         and (m.name[0]!='_' or m.name in ('__init__','__call__')))
 
@@ -355,10 +352,9 @@ def test_everything_public_has_types(name):
 
 def test_a_missing_type_is_seen():
     src = dedent("""
-        __all__ = ['f', 'C']
         def f(a, *b:int, c=0, **d)->int:
             def inner(x): pass
-        def hidden(x): pass
+        def _hidden(x): pass
         class C:
             def __init__(self, x): pass
             def m(self, y:int): pass

@@ -3,9 +3,10 @@ import gzip, itertools, json, math, pathlib, tempfile, time
 from pathlib import Path
 import numpy as np, pytest, torch
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
-from grpo_nb.run.reading import *
-from grpo_nb.run.record import *
-from grpo_nb.run.record import GROUP_FIELDS
+from grpo_nb.run.reading import read_run
+from grpo_nb.run.record import (
+    GROUP_FIELDS, Recorder, as_text, dataset_info, group_rows, ratio_hists, to_jsonable, to_jsonl,
+    token_fields)
 from another import elsewhere
 
 def rows_of(step, B=4, G=3, **kw):

@@ -6,8 +6,8 @@ from scipy import stats
 from grpo_nb.parts.stats import paired_difference
 from grpo_nb.run.record import Recorder, group_rows
 from grpo_nb.run.reading import read_run
-from grpo_nb.see.view import *
-from grpo_nb.see.view import _comparison_verdict
+from grpo_nb.see.view import (
+    compare_arms, group_by_settings, reward_curve, write_report, _comparison_verdict)
 from made_runs import make_run
 from view_pages import Opened
 

@@ -7,12 +7,12 @@ import pytest, torch
 from grpo_nb.inspector import write_inspector
 from grpo_nb.run.record import Recorder, group_rows
 from grpo_nb.run.reading import LoggedRun, read_run
-from grpo_nb.see.view import *
 from grpo_nb.parts.groups import dead_reason
 from grpo_nb.see import findings
 from grpo_nb.parts.files import page_table
 from grpo_nb.see.plotting import COLOURS
-from grpo_nb.see.view import CELLS, _cell_of, _curves_of, _look
+from grpo_nb.see.view import (
+    CELLS, pack_run, view_html, view_run, view_script, _cell_of, _curves_of, _look)
 from made_runs import make_run
 from view_pages import Opened
 

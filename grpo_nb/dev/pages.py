@@ -31,6 +31,8 @@ def stage_cell(
         c['source'] = _relink(source)
         return
     said = dict(re.findall(r'^#\|\s*([\w-]+):?[ \t]*(.*?)\s*$', source, re.M))
+    internal = 'exporti' in said   # for other modules, not for users
+    if internal: said['export'] = ''
     c['source'] = re.sub(r'^#\|.*\n?', '', source, flags=re.M).strip('\n')
     tag,label = _fold(said, fold_label(source), about.get('tags', []))
     if not c['source'] and tag!='remove-cell': tag = 'remove-input'
@@ -38,7 +40,7 @@ def stage_cell(
     shown = dict(code_prompt_show=label, code_prompt_hide=label) if label else {}
     if alt := said.get('fig-alt', '').strip('"'): shown['image'] = dict(alt=alt)
     if shown: about['mystnb'] = shown
-    if module and 'export' in said: about['exports'] = module
+    if module and 'export' in said: about |= dict(exports=module, internal=internal)
     for o in c.get('outputs', []): _stage_output(o, state, about)
 
 def _fold(said, what, tags):

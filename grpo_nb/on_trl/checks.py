@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['log', 'check_arguments', 'check_settings_class', 'check_images', 'n_prompts', 'check_agreement', 'check_prompts',
-           'non_finite_weight', 'explain_nan', 'check_loss', 'check_some_step']
+           'explain_nan', 'check_loss', 'check_some_step']
 
 # %% ../../nbs/on_trl/checks.ipynb #54ca569e
 import inspect, logging, os, warnings

@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['LR_SCALES', 'validate_reward_tensor', 'no_reward_mask', 'nan_std', 'reward_range', 'group_reward_std', 'reward_std',
            'dead_groups', 'dead_by_func', 'expected_dead_frac', 'dead_reason', 'group_scores', 'live_groups',
-           'lr_factor', 'Groups', 'pack_groups', 'padding_masks', 'scatter_padded', 'StoredGroup', 'insert_stored',
-           'ReplayCounts']
+           'lr_factor', 'Groups', 'pack_groups', 'StoredGroup', 'insert_stored', 'ReplayCounts']
 
 # %% ../../nbs/parts/groups.ipynb #b8c455d6
 from dataclasses import dataclass, fields, replace

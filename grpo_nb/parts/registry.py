@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LOSSES', 'ADVANTAGES', 'STRATEGIES', 'PRIORITIES', 'TASKS', 'LOG_READERS', 'REGISTRIES', 'Registry', 'register',
-           'parameter_names', 'import_file', 'import_object', 'did_you_mean', 'resolve', 'name_unknown_settings']
+           'parameter_names', 'did_you_mean', 'resolve']
 
 # %% ../../nbs/parts/registry.ipynb #72750b6a
 import difflib, functools, importlib, importlib.util, inspect, sys
