@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['chain_sum', 'spell_backward', 'FEW_SHOT', 'SYSTEM_PROMPT', 'HUB_DATASETS', 'split_name', 'gym_dataset',
-           'make_problems', 'TooFewProblems', 'few_shot_problems', 'end_at_newline', 'read_file_rows', 'load_problems',
-           'select_rows', 'split_problems', 'hub_rows', 'hub_problems']
+           'make_problems', 'TooFewProblems', 'few_shot_problems', 'end_at_newline', 'load_problems', 'hub_rows',
+           'hub_problems']
 
 # %% ../../nbs/parts/datasets.ipynb #f3c0a2b0
 import csv, difflib, hashlib, io, json, random
