@@ -17,7 +17,7 @@ from .replay import ReplayBuffer
 from .run.checkpoints import checkpoint_error, last_checkpoint
 from .on_trl.base import RunOnTRL
 from .on_trl.batch_record import begin_batch, is_text, log_counts
-from .on_trl.checks import check_arguments, check_loss, check_prompts, explain_nan
+from .on_trl.checks import check_arguments, check_loss, check_prompts
 from .on_trl.config import GRPOWithReplayBufferConfig
 from .on_trl.distributed import BatchInfo, DrawResult, ShardedBuffer
 from .on_trl.replayed import CheckedForward, ReplayedRatios, refresh_ref_logps
@@ -65,7 +65,7 @@ class GRPOWithReplayBufferTrainer(RunOnTRL):
         inputs = self.resample_missing(inputs) # the rows to sample
         if self.environment_factories is None:
             validate_prompts([o.get('prompt') for o in inputs], ' of the batch')
-        with explain_nan(self): batch = super()._generate_and_score_completions(inputs)
+        batch = super()._generate_and_score_completions(inputs)
         self.rewards.log_groups()
         if not self.model.training: return batch
         self.batch = begin_batch(self, batch, len(inputs))

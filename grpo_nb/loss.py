@@ -6,6 +6,7 @@
 __all__ = ['clipped_objective', 'aggregate_token_loss', 'token_objective', 'policy_loss']
 
 # %% ../nbs/10_loss.ipynb #0b296b73
+from collections.abc import Callable
 import torch
 from torch import Tensor
 from .parts.corrections import ObjectiveInputs, apply_corrections, entropy_bonus, policy_term_mask
@@ -41,7 +42,7 @@ for _name in ('grpo','dr_grpo','dapo','bnpo','luspo'):
 def aggregate_token_loss(
     per_token:Tensor,                # (B, G, T)
     mask:Tensor,                     # (B, G, T) bool
-    loss_type:str='dapo',            # a name in `LOSSES`: its rule
+    loss_type:str|Callable='dapo',   # a name in `LOSSES`: its rule; or `f(per_token, mask, rows, tokens)`
     num_items:float|None=None,       # tokens of the whole step, above 0, if this is a part of it (dapo, …)
     max_completion_length:int|None=None, # tokens (dr_grpo)
     num_rows:float|None=None,        # completions of the whole step (grpo, sapo, luspo, dr_grpo)
@@ -56,7 +57,9 @@ def aggregate_token_loss(
     rule = check_divisor(loss_type, max_completion_length)
     rows = mask.shape[0]*mask.shape[1] if num_rows is None else num_rows
     tokens = mask.sum().clamp(min=1) if num_items is None or rule=='bnpo' else num_items
-    per_row = per_token.masked_fill(~mask, 0).sum(-1)   # (B, G)
+    per_token = per_token.masked_fill(~mask, 0)
+    if callable(rule): return rule(per_token, mask, rows, tokens)
+    per_row = per_token.sum(-1)   # (B, G)
     if rule=='grpo': return (per_row/mask.sum(-1).clamp(min=1)).sum()/rows
     if rule=='luspo': return per_row.sum()/rows
     if rule=='dr_grpo': return per_row.sum()/(rows*max_completion_length)

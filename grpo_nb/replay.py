@@ -19,7 +19,7 @@ from .parts.groups import StoredGroup, Groups, group_scores, pack_groups, insert
 from .parts.registry import PRIORITIES, STRATEGIES, register, resolve
 from .parts.storage import GroupStorage, check_scores, check_weights, own_memory
 from .parts.validate import is_int, require
-from .variants.strategy import DeadGroupStrategy, ProcessedBatch, prompt_indices
+from .variants.strategy import DeadGroupStrategy, ProcessedBatch, prompt_keys
 
 # %% ../nbs/11_replay.ipynb #6cba4072
 _NEARLY_0 = 1e-300   # a weight of 0 would mean: gone
@@ -269,7 +269,7 @@ def process_batch(self:Replay,
     dead = self.find_dead(batch, dead)
     missing = 0 if size is None else size-n
     slots = dead.nonzero()[:,0].tolist()
-    prompts = [prompt_indices(batch)[b] if self.same_prompt_first else None for b in slots]
+    prompts = [prompt_keys(batch)[b] if self.same_prompt_first else None for b in slots]
     extra,replacements = self.buffer.draw_for_batch(missing, prompts, step)
     slots = slots[:len(replacements)]   # what the buffer could not replace stays
     new = insert_stored(batch, torch.tensor(slots, dtype=torch.long), replacements, extra)
@@ -292,7 +292,7 @@ def store(self:Replay,
     "Put the living groups into the buffer."
     if not self.buffer.max_size: live = []
     packed = pack_groups(batch, live) if live else []
-    prompts = prompt_indices(batch)
+    prompts = prompt_keys(batch)
     ids = self.buffer.add([scores[b] for b in live], packed, step, [prompts[b] for b in live],
         [o['rewards'].tolist() for o in packed])
     return dict(zip(live, ids))

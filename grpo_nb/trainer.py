@@ -24,7 +24,7 @@ from .run.signals import check_stop, note_stop, stop_on_signal
 from .run.checkpoints import new_run_id
 from .run.checks import check_data, check_train_args, make_strategy, nonfinite_loss_error
 from .run.config import TrainConfig, make_loss_settings, make_config
-from .run.optim import make_optimizer, scaled_step, sync_reference
+from .run.optim import make_optimizer, scaled_step
 from .run.history import check_some_reward, eval_row, make_history_row
 from .run.resume import CheckpointCallback, resolve_checkpoint, load_checkpoint
 from .run.state import TrainState, trainer_state
@@ -54,7 +54,7 @@ def init_state(
 )->TrainState:
     "Check the inputs, seed everything, make optimizer and reference: a run at step 0."
     reward_funcs = list(reward_funcs) if isinstance(reward_funcs, (list,tuple)) else [reward_funcs]
-    check_train_args(model, reward_funcs, args)
+    check_train_args(reward_funcs, args)
     model = unwrap_compiled(model)
     strategy = make_strategy(args)
     check_data(model, tokenizer, reward_funcs, args, dataset, eval_dataset, encode_prompts)
@@ -175,7 +175,6 @@ def optimizer_step(
     scaled_step(s.optimizer, factor)
     s.scheduler.step()
     s.step += 1
-    if s.ref_model is not None: sync_reference(s.ref_model, s.model, s.args, s.step)
     return norm.item()
 
 # %% ../nbs/12_trainer.ipynb #c9bca2d1

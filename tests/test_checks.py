@@ -7,13 +7,13 @@ from grpo_nb.run.callbacks import CallbackList, TrainCallback
 from grpo_nb.run.checks import check_train_args
 from grpo_nb.parts.validate import (
     source_row, warmup_warning,
-    check_rendered, validate_dataset, is_rendered, dataset_fingerprint,
-    describe_dataset_change, rendered_answer)
+    validate_dataset, is_rendered, dataset_fingerprint,
+    describe_dataset_change,)
 from grpo_nb.parts.sampling import check_lengths
 from grpo_nb.run.record import dataset_info
 from grpo_nb.tiny_qwen import encode_prompts, make_tokenizer, tiny_model
 from grpo_nb.run.checks import check_prompts
-from grpo_nb.trainer import TrainConfig, init_state
+from grpo_nb.run.config import TrainConfig
 
 ROWS = [dict(prompt=f'{i}+1=', answer=str(i+1)) for i in range(8)]
 
@@ -88,7 +88,7 @@ def test_a_message_in_parts_is_named_by_its_row_in_the_file():
 def test_a_warmup_that_is_longer_than_the_run_is_said():
     assert warmup_warning(4, 4)==warmup_warning(0, 4)==warmup_warning(9, -1)==''
     with pytest.warns(UserWarning, match='`warmup_steps` is 8 and `max_steps` 4.*reaches 50% of its peak'):
-        check_train_args(tiny_model(0), [len], TrainConfig(max_steps=4, warmup_steps=8))
+        check_train_args([len], TrainConfig(max_steps=4, warmup_steps=8))
 
 def test_callbacks_that_take_what_they_are_given_are_called(capsys):
     got = []
@@ -128,16 +128,12 @@ def test_a_prompt_that_went_through_the_template_is_known(template):
     def show(*said, opened=True):
         talk = [dict(role=('user','assistant')[i%2], content=o) for i,o in enumerate(said)]
         return tok.apply_chat_template(talk, False, opened)
-    asked,answered,again = show('3+4='),show('3+4=', '7', opened=False),show('3+4=', '7', '2+2=')
-    for o in (asked, answered, again, asked.removeprefix('<bos>')):
+    asked,again = show('3+4='),show('3+4=', '7', '2+2=')
+    for o in (asked, show('3+4=', '7', opened=False), again, asked.removeprefix('<bos>')):
         assert is_rendered(tok, o)
     for o in ('3+4=', 'user\n3+4=', '', [dict(role='user', content='3+4=')], 'assistant: '+asked):
         assert not is_rendered(tok, o)
     assert not is_rendered(Renders(None), asked)
-    assert [rendered_answer(tok, o) for o in (asked, again, answered, '3+4=')]==['','','7','']
-    check_rendered(tok, again)
-    with pytest.raises(ValueError, match="the assistant's answer .'7'.*before the answer"):
-        check_rendered(tok, answered)
 
 def test_of_the_tiny_qwens_prompts_the_record_says_whether_they_are_rendered():
     tok = make_tokenizer()
@@ -145,10 +141,6 @@ def test_of_the_tiny_qwens_prompts_the_record_says_whether_they_are_rendered():
     shown = tok.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
     kinds = [dataset_info(tok, [dict(prompt=o)])['prompt_format'] for o in ('3+4=', shown, asked)]
     assert kinds==['text','rendered','conversational']
-    whole = [dict(prompt=shown+'7<|im_end|>\n')]*8
-    def reward(completions, **kw): return [0.]*len(completions)
-    with pytest.raises(ValueError, match="assistant's answer .'7'"):
-        init_state(tiny_model(0), tok, whole, reward, TrainConfig(generation_batch_size=64))
 
 def trl_config(**settings):
     from grpo_nb.on_trl.config import GRPOWithReplayBufferConfig

@@ -4,9 +4,8 @@ from pathlib import Path
 import pytest, torch
 from grpo_nb.parts.tensors import test_tensor as assert_tensor
 from grpo_nb.parts.registry import LOSSES
-from grpo_nb.loss import aggregate_token_loss, clipped_objective
-from grpo_nb.parts.registry import LOSSES
-from grpo_nb.parts.loss_inputs import LossSettings
+from grpo_nb.loss import aggregate_token_loss, clipped_objective, policy_loss
+from grpo_nb.parts.loss_inputs import LossInputs, LossSettings
 from grpo_nb.parts.loss_inputs import OffPolicyCorrection
 from loss_calls import loss_of, metrics_of, terms_of
 
@@ -254,3 +253,27 @@ def test_what_a_loss_is_registered_with_is_read_everywhere():
             TrainConfig(loss_type='squash', skip_zero_advantage=True)
     finally: del LOSSES['squash']
     with pytest.raises(ValueError, match="no aggregation 'squahs'"): TrainConfig(aggregation='squahs')
+
+def test_a_loss_may_have_a_divisor_of_its_own():
+    from grpo_nb.parts.registry import register
+    from grpo_nb.run.config import TrainConfig
+    def by_root(per_token, mask, rows, tokens):
+        return (per_token.sum(-1)/mask.sum(-1).clamp(min=1)**.5).sum()/rows
+    def plain(logps, A): return A*logps
+    g = torch.Generator().manual_seed(0)
+    logps,A = -torch.rand(2, 3, 4, generator=g),torch.randn(2, 3, generator=g)
+    mask = torch.rand(2, 3, 4, generator=g)<.7
+    want = 0.
+    for b in range(2):
+        for i in range(3):
+            n = int(mask[b,i].sum())
+            if n: want -= sum((A[b,i]*logps[b,i][mask[b,i]]).tolist())/n**.5/6
+    try:
+        register('loss', 'rooted', divisor=by_root)(plain)
+        register('loss', 'lost', divisor='root')(lambda logps, A: A*logps)
+        x = LossInputs(logps, logps, A, mask)
+        assert policy_loss(x, LossSettings('rooted')).loss.item()==pytest.approx(want, abs=1e-6)
+        assert TrainConfig(loss_type='rooted').loss_type=='rooted'
+        with pytest.raises(ValueError, match="no divisor 'root'"): TrainConfig(loss_type='lost')
+    finally:
+        for k in ('rooted','lost'): LOSSES.pop(k, None)

@@ -8,7 +8,7 @@ from grpo_nb.parts.tensors import test_tensor as assert_tensor
 from grpo_nb.parts.registry import PRIORITIES, register
 from grpo_nb.generation import Rollouts
 from grpo_nb.replay import Replay, ReplayBuffer, pack_groups, insert_stored
-from grpo_nb.variants.strategy import prompt_indices
+from grpo_nb.variants.strategy import prompt_keys
 
 from made_groups import DEAD0, DEAD1, MIXED, batch, content
 
@@ -231,7 +231,7 @@ def test_the_same_prompt_comes_first_and_any_other_after_it():
 def test_a_prompt_may_have_the_key_0_and_below_it_none():
     x = batch([MIXED]*3)
     x.prompt_key = torch.tensor([0, -1, 3])
-    assert prompt_indices(x)==[0, None, 3]
+    assert prompt_keys(x)==[0, None, 3]
 
 def test_age_limit_uses_and_time():
     b = ReplayBuffer(4, age_limit=5)

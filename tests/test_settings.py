@@ -51,8 +51,7 @@ TABLE = [   # (setting, value, what it needs)
     ('reward_weights', 1., 'a list with a number for each reward function'),
     ('reward_weights', ['a'], 'a list with a number'),
     ('reward_weights', [math.nan], 'a list with a number'),
-    ('ref_model_mixup_alpha', 2., 'a share from 0 to 1'),
-    ('sync_ref_model', 'no', 'True or False'),
+    ('shared_prefix', 'no', 'True or False'),
     ('disable_tqdm', 2, 'True or False'),
     ('output_dir', 5, 'the path of a folder'),
     ('seed', None, 'a whole number'),
@@ -72,7 +71,7 @@ TABLE = [   # (setting, value, what it needs)
 # What TRL's own code says of it, in its own words, or takes
 TRLS_OWN = '''generation_batch_size max_steps top_k min_p epsilon_high delta top_entropy_quantile seed
     off_policy_mask_threshold max_grad_norm warmup_steps save_steps output_dir
-    lr_scheduler_type sync_ref_model ref_model_mixup_alpha disable_tqdm importance_sampling_level'''.split()
+    lr_scheduler_type disable_tqdm importance_sampling_level'''.split()
 
 def taken_by(config): return {f.name for f in fields(config) if f.init}
 
@@ -95,7 +94,7 @@ def test_trls_config(name, value, says):
 
 def in_words(name, value):
     "As one types it; None where a command line has no such value, or the text means another."
-    odd = value is None or isinstance(value, bool) or name in ('output_dir','sync_ref_model')
+    odd = value is None or isinstance(value, bool) or name in ('output_dir','shared_prefix')
     words = [str(o) for o in value] if isinstance(value, list) else [str(value)]
     return None if odd or isinstance(value, str) and value.isdigit() else [f'--{name}', *words]
 

@@ -162,29 +162,15 @@ def test_the_reference_is_asked_once_for_each_group_and_its_answer_is_stored(mon
             want[t.in_loss], atol=2e-5)
     assert replaced>3 and s.history[-1]['kl']>0
 
-@pytest.mark.parametrize('kw', [{}, dict(sync_ref_model=True, ref_model_sync_steps=1)])
-def test_a_model_in_float64_is_pulled_back_as_one_in_float32(kw):
+def test_a_model_in_float64_is_pulled_back_as_one_in_float32():
     "The reference's log-probs are float64 then; they are stored beside the sampler's, which are float32."
     losses = []
     for dtype in (torch.float32, torch.float64):
-        s = init_state(tiny_model(0).to(dtype), TOK, DATA, parity, cfg(beta=.1, **kw))
+        s = init_state(tiny_model(0).to(dtype), TOK, DATA, parity, cfg(beta=.1))
         for _ in range(2): train_batch(s)
         assert s.history[-1]['kl']>0
         losses.append([row['loss'] for row in s.history])
     assert losses[1]==pytest.approx(losses[0], abs=1e-4)
-
-def test_a_reference_that_moves_is_asked_anew_for_replayed_groups(monkeypatch):
-    s = state(beta=.1, sync_ref_model=True, ref_model_sync_steps=1, strategy=Replay(buffer_size=8))
-    seen = []
-    mine = tr.update_minibatch
-    def watched(s, processed, idx, *a):
-        mb = processed.batch[idx].strip_padding()
-        if s.step%2==0: seen.append((mb, token_logps(s.ref_model, mb, 1.).detach()))
-        return mine(s, processed, idx, *a)
-    monkeypatch.setattr(tr, 'update_minibatch', watched)
-    for _ in range(3): train_batch(s)
-    assert any(mb.replayed.any() for mb,_ in seen)
-    for mb,want in seen: assert torch.allclose(mb.ref_logps, want, atol=2e-5)
 
 def test_a_model_without_a_short_road_is_said_in_one_line():
     assert slow_path_notice(tiny_model(0), cfg())==''
@@ -275,7 +261,7 @@ def test_stored_groups_save_sampling_and_no_prompt_is_lost(k):
 # ---- checkpoints, stops
 
 CASES = [dict(replay_stored_per_fresh=1), dict(num_iterations=2),
-         dict(beta=0.1, sync_ref_model=True, ref_model_sync_steps=3),
+         dict(beta=0.1),
          dict(lr_scheduler_type='linear', warmup_steps=2), dict(replay_buffer_size=0)]
 @pytest.mark.parametrize('at,n,kw', most_weekly(zip([4, 8, 4, 4, 4], [10, 16, 8, 8, 8], CASES), 3), ids=str)
 def test_a_resumed_run_is_the_same_to_the_bit(at, n, kw, tmp_path):

@@ -170,20 +170,6 @@ def test_no_name_that_generate_reads_is_refused():
     for k in names: T.config(generation_kwargs={k:None})
     T.config(generation_kwargs='{"top_k": 3}')   # as a command line gives it
 
-@pytest.mark.parametrize('mode', ['colocate','server'])
-def test_a_name_that_vllm_lacks_is_refused_or_said_of_a_server(mode, monkeypatch, caplog):
-    import sys, types
-    def SamplingParams(n=1, presence_penalty=0., max_tokens=16, _eos_token_id=None): pass
-    monkeypatch.setitem(sys.modules, 'vllm', types.SimpleNamespace(SamplingParams=SamplingParams))
-    kw = dict(use_vllm=True, vllm_mode=mode)
-    T.config(generation_kwargs=dict(presence_penalty=.5), **kw)
-    assert not caplog.records
-    said = "'max_new_tokens', which vLLM does not know: take 'max_tokens'"
-    if mode=='server': T.config(generation_kwargs=dict(max_new_tokens=3), **kw)
-    else:
-        with pytest.raises(ValueError, match=said): T.config(generation_kwargs=dict(max_new_tokens=3), **kw)
-    assert (said in caplog.text)==(mode=='server')
-
 def test_truncated_completions_stay_out_of_buffer_and_loss():
     t,got = go(mask_truncated_completions=True, max_completion_length=3, steps=6, plan=[LIVE,LIVE,LIVE,DEAD])
     for b in got: assert b['num_items_in_batch']==b['completion_mask'].sum()

@@ -4,20 +4,17 @@
 
 # %% auto #0
 __all__ = ['log', 'check_arguments', 'check_settings_class', 'check_images', 'n_prompts', 'check_agreement', 'check_prompts',
-           'explain_nan', 'check_loss', 'check_some_step']
+           'check_loss', 'check_some_step']
 
 # %% ../../nbs/on_trl/checks.ipynb #54ca569e
 import inspect, logging, os, warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-import torch
 from torch import Tensor, nn
 from datasets import Dataset
 from transformers import AutoConfig, PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
 from ..parts.corrections import warn_unless_clipped
 from ..parts.validate import (
-    check_rendered, dataset_fingerprint, image_columns, max_context_length, reward_names, validate_dataset)
+    dataset_fingerprint, image_columns, max_context_length, reward_names, validate_dataset)
 from ..parts.versions import version_warnings
 from .config import check_layout
 from .ranks import assert_same_on_all_ranks
@@ -110,7 +107,6 @@ def check_prompts(
 )->None:
     "ValueError for a prompt that the model can't read: too long, or with no token or unknown ones."
     limit = max_context_length(t.model.config)
-    check_rendered(t.processing_class, prompts[0] if prompts else [])
     if not prompts or not limit or t._is_vlm: return
     longest = sorted(prompts, key=lambda p: len(str(p)))[-4:]
     ids = t._tokenize_prompts(longest)[0]
@@ -129,29 +125,7 @@ def check_prompts(
         log.warning(f'the longest prompt ({n} tokens) and `max_completion_length` '
             f'({t.max_completion_length}) together exceed the {limit} tokens the model reads')
 
-# %% ../../nbs/on_trl/checks.ipynb #273c1b42
-def non_finite_weight(
-    model:nn.Module,  # any
-)->str:               # '' where all are finite
-    "The first weight that is not finite, by name."
-    with torch.no_grad(): return next((n for n,p in model.named_parameters() if not p.isfinite().all()), '')
-
 # %% ../../nbs/on_trl/checks.ipynb #ed6d055a
-@contextmanager
-def explain_nan(
-    t:GRPOTrainer,  # in training
-)->Iterator:
-    "Say of an error while sampling whether a weight is not finite."
-    try: yield
-    except RuntimeError as e:
-        if 'nan' in str(e):
-            bad = non_finite_weight(t.model)
-            what = (f'weight {bad!r} has a nan or inf' if bad
-                else 'all weights are finite, but the logits have a nan or inf')
-            e.add_note(f'{what} at step {t.state.global_step}: lower `learning_rate`, or resume '
-                'from an older checkpoint')
-        raise
-
 def check_loss(
     loss:Tensor, t:GRPOTrainer,  # (); whose it is
 )->Tensor:                       # the same

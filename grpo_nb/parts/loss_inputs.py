@@ -79,8 +79,8 @@ def loss_traits(
 )->dict:                     # divisor, clips, zero_without_advantage
     """What was registered with a loss.
 
-    The loss type by whose rule its tokens are averaged ('dapo' for one that does not say), whether it has
-    PPO's clip, and whether a token without an advantage adds nothing to it.
+    The loss type by whose rule its tokens are averaged, or a function that does it ('dapo' for one that does
+    not say), whether it has PPO's clip, and whether a token without an advantage adds nothing to it.
     """
     LOSSES.load()
     about = LOSSES.about.get(loss_type, {})
@@ -119,8 +119,8 @@ class LossSettings:
         return ClipRange(self.epsilon, self.epsilon_high, self.delta, loss_traits(self.loss_type)['clips'])
 
     @property
-    def divisor(self)->str:
-        "The loss type by whose rule the tokens become one number."
+    def divisor(self)->str|Callable:
+        "The loss type by whose rule the tokens become one number, or a function that makes it of them."
         return loss_traits(self.aggregation or self.loss_type)['divisor']
 
     @classmethod
@@ -135,11 +135,12 @@ class LossSettings:
         return cls(**dict(loss_type=settings)|known, extra=options)
 
 def check_divisor(
-    loss_type:str,                       # whose divisor
+    loss_type:str|Callable,              # whose divisor, or a divisor of your own
     max_completion_length:int|None=None, # tokens
-)->str:                                  # the loss type by whose rule it divides
+)->str|Callable:                         # the loss type by whose rule it divides, or your own
     "ValueError for an unknown loss type, and for 'dr_grpo' without the length that it divides by."
     resolve(LOSSES, loss_type)
+    if callable(loss_type): return loss_type
     rule = loss_traits(loss_type)['divisor']
     if rule=='dr_grpo' and not max_completion_length:
         raise ValueError("loss_type 'dr_grpo' divides by `max_completion_length`: "
@@ -259,6 +260,7 @@ def check_loss_options(
     TypeError for an option that no loss knows, and for a loss with a parameter that nothing can fill.
     """
     f = resolve(LOSSES, settings.loss_type)
+    resolve(LOSSES, settings.divisor, 'divisor')
     tensors,options = {'logps','old_logps','A','mask','ratio','clip_mask'},vars(settings)|settings.extra
     known = frozenset().union(parameter_names(f), *map(parameter_names, LOSSES.values()))
     if odd := [k for k in settings.extra if k not in known]:

@@ -14,7 +14,7 @@ from ..parts.corrections import warn_unless_clipped
 from ..parts.reward_calls import check_reward_call, check_reward_parameters
 from ..parts.sampling import check_lengths
 from grpo_nb.parts.validate import (
-    Tokenizer, check_rendered, check_text_content, image_columns, opened_tag_warning, validate_dataset,
+    Tokenizer, check_text_content, image_columns, opened_tag_warning, validate_dataset,
     warmup_warning)
 from ..parts.registry import STRATEGIES, resolve
 from .config import TrainConfig
@@ -22,14 +22,10 @@ from ..parts.loss_inputs import parse_correction
 
 # %% ../../nbs/run/checks.ipynb #c56fde2d
 def check_train_args(
-    model:nn.Module,    # the policy
     reward_funcs:list,  # called as TRL calls them
     args:TrainConfig,   # the settings
 )->None:
     "ValueError for what would go wrong after long work, a warning for a rate that never rises to its peak."
-    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        raise ValueError(f'`model` is a {type(model).__name__}: give the model inside it, `model.module`; '
-            'this trainer is one process on one device, `grpo_nb trl` takes several')
     if note := warmup_warning(args.warmup_steps, args.max_steps): warnings.warn(note)
     check_reward_call(reward_funcs, 0, {})
     if args.reward_weights is not None and len(args.reward_weights)!=len(reward_funcs):
@@ -50,9 +46,6 @@ def make_strategy(
     if isinstance(strategy, str):
         strategy = resolve(STRATEGIES, strategy).from_settings(args)
         strategy.dead_tolerance = args.dead_tolerance
-    if not hasattr(strategy, 'process_batch'):
-        raise ValueError(
-            f'`strategy` is {strategy!r:.60}: give one of {sorted(STRATEGIES)}, or a `DeadGroupStrategy`')
     tolerance = getattr(strategy, 'dead_tolerance', args.dead_tolerance)
     if tolerance!=args.dead_tolerance:
         raise ValueError(f'`dead_tolerance` is {args.dead_tolerance}, that of strategy {strategy.name!r} is '
@@ -114,7 +107,6 @@ def check_data(
     "Check the rows to train and to evaluate on, and that the rewards can be called with their columns."
     check_prompts(model, tokenizer, args, dataset, encode, args.num_prompts)
     check_reward_parameters(reward_funcs, getattr(dataset, 'column_names', None) or list(dataset[0]))
-    check_rendered(tokenizer, dataset[0]['prompt'])
     check_eval(eval_dataset, args)
     try:
         if eval_dataset is not None and args.eval_steps:

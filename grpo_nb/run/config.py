@@ -47,9 +47,6 @@ class RunConfig(ReplayOptions, Sampling):
     entropy_coef:float = config_field(0., 'weight of the entropy bonus')
     loss_kwargs:Any = config_field(None,
         'options of the loss itself, such as sapo_temperature_pos=2 or width=3; None: its defaults')
-    sync_ref_model:bool = config_field(False, 'let the reference follow the policy')
-    ref_model_mixup_alpha:float = config_field(.6, 'share of the policy in the reference at each sync')
-    ref_model_sync_steps:int = config_field(512, 'steps between two syncs')
     multi_objective_aggregation:str = config_field('sum_then_normalize', 'or normalize_then_sum (GDPO)')
     reward_weights:list[float]|None = config_field(None, 'one weight per reward function; None: all 1')
     shared_prefix:bool = config_field(True, 'compute a prompt once for its G completions; False: for each')
@@ -123,11 +120,10 @@ _ONE_OF = dict(importance_sampling_level='token sequence', scale_rewards='group 
 _RULES = [*RULES,
     ('output_dir', lambda v: isinstance(v, str), 'the path of a folder, or None to write nothing'),
     ('seed', lambda v: 0<=v<2**40, 'a whole number from 0 to 2**40'),
-    ('max_steps ref_model_sync_steps save_total_limit', lambda v: v>=1, '1 or more'),
+    ('max_steps save_total_limit', lambda v: v>=1, '1 or more'),
     ('max_sampled_tokens eval_steps save_steps warmup_steps weight_decay max_grad_norm',
         lambda v: v>=0, '0 or more'),
     ('epsilon_high off_policy_mask_threshold', lambda v: v>=0, 'None, or 0 or more'),
-    ('ref_model_mixup_alpha', lambda v: 0<=v<=1, 'a share from 0 to 1'),
     *((k, lambda v, o=o: v in o.split(), f"one of {', '.join(o.split())}") for k,o in _ONE_OF.items())]
 
 # %% ../../nbs/run/config.ipynb #d0751614

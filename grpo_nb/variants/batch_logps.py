@@ -86,8 +86,8 @@ def fill_ref_logps(
 def store_ref_logps(
     s:TrainState, batch:Groups, groups:Tensor,    # as for `fill_ref_logps`
 )->None:
-    "Fill in log-probs of a reference that never moves, which can be stored with the groups."
-    if s.ref_model is not None and not s.args.sync_ref_model: fill_ref_logps(s, batch, groups)
+    "Fill in log-probs of the reference, where there is one, which are stored with the groups."
+    if s.ref_model is not None: fill_ref_logps(s, batch, groups)
 
 def complete_ref_logps(
     s:TrainState, batch:Groups, groups:Tensor,    # as for `fill_ref_logps`

@@ -22,7 +22,7 @@ from ..generation import Rollouts
 from ..parts.groups import (
     StoredGroup, dead_groups, nan_std, pack_groups, insert_stored, group_reward_std)
 from ..replay import Replay
-from .strategy import DeadGroupStrategy, ProcessedBatch, prompt_indices
+from .strategy import DeadGroupStrategy, ProcessedBatch, prompt_keys
 
 # %% ../../nbs/variants/strategies.ipynb #2184c702
 @register(STRATEGIES, 'dynamic')
@@ -308,7 +308,7 @@ class AR3PO(DeadGroupStrategy):
     def process_batch(self, batch:Rollouts, dead:Tensor|None=None, step:int=0, *,
         counted:Tensor|None=None, **more:Any)->ProcessedBatch:
         "Improve dead groups whose prompt was answered better before; then keep the best of each group."
-        dead,keys = self.find_dead(batch, dead),prompt_indices(batch)
+        dead,keys = self.find_dead(batch, dead),prompt_keys(batch)
         mean = batch.rewards.nanmean(1).tolist()
         known = {b:self.best[keys[b]] for b in dead.nonzero()[:,0].tolist() if keys[b] in self.best}
         found = {b:o for b,o in known.items() if o['reward']>mean[b]+self.dead_tolerance}
