@@ -529,6 +529,8 @@ def on_trl(case):
         replay_weight=r.get('weight', 'token'), replay_clip=r.get('clip', 'ppo'), seed=c.seed,
         replay_weight_cap=r.get('weight_cap', 2.), replay_max_drift=r.get('max_drift'),
         top_k=c.top_k, top_p=c.top_p, min_p=c.min_p)
+    if c.problems:   # so many, in turn: one alone is every group of a batch
+        kw['dataset'] = T.Dataset.from_dict(dict(prompt=(T.PROMPTS[:c.problems]*4)[:4]))
     if c.pad:   # padding that is not token 0, and is never sampled
         tok = T.tokenizer(pad='<unk>')
         kw |= dict(processing_class=tok, generation_kwargs=dict(suppress_tokens=[tok.pad_token_id]))

@@ -33,7 +33,7 @@ CHAPTERS = st.fixed_dictionaries(COMMON|dict(corrected=rare(True, False), shared
     correction=corrections([*WEIGHTS, 'decoupled'], **MOMENT),
     replay_correction=corrections([*WEIGHTS, 'decoupled'], **MOMENT)))
 ON_TRL = st.fixed_dictionaries(COMMON|dict(bias_kl=st.booleans(), accumulate=rare(1, 2),
-    tools=rare(False, True),
+    tools=rare(False, True), problems=rare(None, 1, 2),
     adaptive=rare(None, 2., 3.), resume=st.just(False), other_rate=st.just(False), pad=rare(False, True),
     top_k=rare(0, 12), top_p=rare(1., .6, .9), min_p=rare(None, .1, .4),
     replay_correction=corrections(WEIGHTS)))
@@ -55,7 +55,7 @@ USUAL = dict(loss='dapo', level='token', epsilon=.2, epsilon_high=None, delta=No
     rewards='one', unreplaced='keep', stored_per_fresh=0, parts=2, passes=1, max_grad_norm=0.,
     off_policy=None, lr=1e-2, seed=3, ends=1.5, batches=3, corrected=True, shared_prefix=True,
     strategy='replay', correction=None, replay_correction=None, bias_kl=True, accumulate=1, tools=False,
-    adaptive=None, resume=False, other_rate=False, pad=False, top_k=0, top_p=1., min_p=None)
+    adaptive=None, resume=False, other_rate=False, pad=False, problems=None, top_k=0, top_p=1., min_p=None)
 HELD = dict(weight='truncated', clip='none', weight_cap=1.05)
 BOTH = [dict(replay_correction=HELD, loss='luspo', level='sequence', passes=2, stored_per_fresh=1),
     dict(replay_correction=HELD, loss='cispo', scale='batch'),
@@ -80,7 +80,8 @@ RARE = dict(chapters=[*BOTH, AGAINST, dict(strategy='gfpo', loss='bnpo', scale='
     dict(beta=.3, tools=True, accumulate=2, seed=4), dict(resume=True, adaptive=3.5),
     dict(resume=True, adaptive=2.5, quantile=.75, beta=.05, seed=4),
     dict(resume=True, other_rate=True, entropy_coef=.02, quantile=.75, pad=True),
-    AGAINST|dict(stored_per_fresh=1, top_p=.7, min_p=.3, pad=True),
+    AGAINST|dict(stored_per_fresh=1, top_p=.7, min_p=.3, pad=True), dict(problems=1, stored_per_fresh=1),
+    dict(problems=1, resume=True, beta=.05),
     # one token of the batch counts, half of one for each step
     dict(loss='vespo', mask_truncated=True, tools=True, unreplaced='mask', ends=1., temperature=.7, beta=.05,
         rewards='two', seed=21, batches=1)])
