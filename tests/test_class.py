@@ -252,6 +252,36 @@ def test_taken_apart_a_link_leads_to_the_site_and_a_stub_out_of_the_notebook():
     assert not any('...' in o for o in code) and sum('from adapters import *' in o for o in code)==1
     compile(files['adapters.py'], 'adapters.py', 'exec')
 
+@pytest.mark.parametrize('seed', range(20))
+def test_a_handout_is_taken_apart_as_by_hand(seed):
+    "Cells of files, code and text in any order: what comes into which file, and what is left of the notebook"
+    rng = random.Random(seed)
+    cells,want,files = [dict(cell_type='markdown', source=['# A title\n', 'and more'])],[],{}
+    want.append(('markdown', '# A title\nand more'))
+    for n in range(rng.randint(1, 9)):
+        at = rng.choice(['text','code','adapters.py','adapters.py','test_visible.py','plan.md'])
+        body = f'SEED = 0\nx = {n}  # SEED = 0' if at!='text' else f'see [a](../07_advantages.ipynb#b), {n}'
+        told = f'SEED = {seed}\nx = {n}  # SEED = 0' if at!='text' else \
+            f'see [a](https://grpo-nb.github.io/grpo_nb/advantages.html#b), {n}'
+        marked = f'#| filename: {at}\n'+(f'```markdown\n{body}\n```' if at=='plan.md' else body)
+        kind = 'markdown' if at in ('text','plan.md') else 'code'
+        cells.append(dict(cell_type=kind, source=[marked if '.' in at else body]))
+        if '.' in at: files.setdefault(at, []).append(told)
+        if at=='adapters.py':
+            if len(files[at])==1: want.append(('code',
+                '%load_ext autoreload\n%autoreload 2\nfrom adapters import *'))
+            want.append(('markdown', f'In `adapters.py`:\n\n```python\n{told}\n```'))
+        else: want.append((kind, f'```markdown\n{told}\n```' if at=='plan.md' else told))
+    got,nb = split_handout(dict(cells=cells), seed)
+    assert [(o['cell_type'], o['source']) for o in nb['cells']]==want and got.keys()==files.keys()
+    for o in nb['cells']: assert ('outputs' in o)==('execution_count' in o)==(o['cell_type']=='code')
+    for name,texts in files.items():
+        body = '\n\n'.join(f'{o}\n' for o in texts)
+        assert got[name].endswith(body)
+        head = got[name].removesuffix(body)
+        assert head.startswith('"A title: ')==bool(head)==name.endswith('.py')
+    assert (nb['nbformat'], nb['nbformat_minor'])==(4, 4)
+
 @pytest.mark.processes
 def test_a_student_can_do_a_set_from_the_folder_alone(tmp_path, solved):
     """The handout runs in its folder, from stubs to the result over seeds, and imports what was written
@@ -617,9 +647,10 @@ def test_ten_points_of_the_experiment_come_from_a_reader(solved, tmp_path, monke
     (tmp_path/'seven.md').write_text(text.replace('[x]', '[ ]', 3), encoding='utf-16')
     assert score(grade(solved, ['D'], checklist=tmp_path/'seven.md')['D'])==(22, 25)
     with pytest.raises(ValueError, match='no such file'): grade(solved, ['D'], checklist='nowhere.md')
-    (tmp_path/'other.md').write_text('- [x] good', encoding='utf-8-sig')
-    with pytest.raises(ValueError, match='1 boxes; checklist.md has ten'):
-        grade(solved, ['D'], checklist=tmp_path/'other.md')
+    for n in (0, 1, 9, 11, 20):
+        (tmp_path/'other.md').write_text('- [x] good\n'*n, encoding='utf-8-sig')
+        with pytest.raises(ValueError, match=f'{n} boxes; checklist.md has ten'):
+            grade(solved, ['D'], checklist=tmp_path/'other.md')
 
 def test_a_run_is_not_begun_without_a_plan_and_never_written_over(solved, tmp_path):
     make(tmp_path/'new', ['D'])

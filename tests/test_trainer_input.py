@@ -53,6 +53,8 @@ def test_arguments_that_cannot_work_are_named_before_any_completion(kw, says, mo
 
 def test_problems_that_nothing_measures_are_warned_about_and_one_is_enough():
     with pytest.warns(UserWarning, match='`eval_steps` is 0'): run(eval_dataset=rows)
+    with pytest.raises(ValueError, match='holds the sets easy, hard, and this trainer measures one'):
+        run(small(eval_steps=4), eval_dataset=dict(easy=rows, hard=rows))
     row = run(small(eval_steps=4), eval_dataset=rows.select([0])).history[0]
     assert row['eval/rewards/length/mean']>=0 and 'eval/pass@1' not in row
 
