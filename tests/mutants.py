@@ -12,9 +12,9 @@ in the sample. `draw` is the seed: rows of other draws stay as they are, and wha
 again. `same` says in a word why a survivor changes nothing; it is written into the CSV by hand. `--again
 survived` judges survivors once more, `--again all` everything. Of tests that take more than `--tests`
 seconds together the slowest are left out. `--map FILE` keeps which test goes through which line. With
-`--nearest` there is no map: the files that are nearest to a room judge, without those of their tests that
-start processes, a lower bound; they have to pass without a damage. Ends with 1 where fewer than `--least` of
-the damages are noticed.
+`--nearest` there is no map: the files that are nearest to a room judge, those of their tests that start
+processes last; a lower bound, and they have to pass without a damage. Ends with 1 where fewer than
+`--least` of the damages are noticed.
 """
 import argparse, ast, csv, importlib, json, lzma, math, os, pkgutil, random, resource, signal, sys, tempfile
 import time
@@ -35,10 +35,11 @@ JUDGES = '''advantages checkpoints checks class diagnose distributed evaluation 
     read_back records replay report reuse road rollouts scaled_lr settings terms thresholds trainer
     trainer_input trl_defects trl_faults trl_own_suite trl_record trl_resume trl_stored unread view
     watch'''.split()
-NEAREST = {'run.record':'records', 'run.reading':'read_back records unread frameworks rollouts',
+NEAREST = {'run.record':'records terms', 'run.reading':'read_back records unread frameworks rollouts',
     'run.batch_record':'messages records', 'on_trl.record':'trl_record trl_stored',
     'on_trl.batch_record':'trl_record trl_stored', 'what_if':'inspector', 'inspector':'inspector view',
     'evaluation':'evaluation kinds', 'teach.classroom':'class', 'teach.hunts':'hunts'}
+ROAD = 'tests/test_road.py::test_a_rare_pair_of_options_is_the_plain_loop'
 READERS = 'unread read_back frameworks rollouts diagnose'   # the tests nearest to any reader
 FIELDS = 'draw room line function before after outcome by first same'.split()   # `first`: its first outcome
 QUICKEST = 20   # so many tests judge before the files of the others are imported
@@ -99,7 +100,8 @@ def damage_at(room, place, way, seed):
 def nearest(room):
     "The files of the tests that are nearest to a room"
     names = READERS if room.startswith('see.readers') else NEAREST[room]
-    return [f'tests/test_{o}.py' for o in names.split()]
+    ways = [f'{ROAD}[on_trl-{o}]' for o in ('problems-stored_per_fresh', 'tools-accumulate-passes-beta-loss')]
+    return [f'tests/test_{o}.py' for o in names.split()]+ways*room.startswith('on_trl')
 
 def damages_together(rooms, n, seed):
     "`n` damages of all rooms together, in the order in which they are drawn"
@@ -290,9 +292,9 @@ def judged(drawn, seen, known, folder, jobs, end, most):
             to = folder/f"{o['room']}-{len(known)}-{time.monotonic_ns()}.json"
             def work(o=o, tests=tests):
                 damage(o['room'], o['code'], to.with_suffix(''))
-                if not seen:
-                    return judge(nearest(o['room']), None, True, more=('-m', 'not processes')).by
-                for some in filter(None, (tests[:QUICKEST], tests[QUICKEST:])):
+                for which in ('not processes', 'processes') if not seen else ():
+                    if by := judge(nearest(o['room']), None, True, more=('-m', which)).by: return by
+                for some in filter(None, (tests[:QUICKEST], tests[QUICKEST:])) if seen else ():
                     if by := judge(sorted({t.split('::')[0] for t in some}), some, True).by: return by
                 return ''
             running[start(work, to, seconds)] = time.monotonic()+10*seconds,(o, to)

@@ -1,7 +1,7 @@
 """The problem sets: a student's folder, made, solved and graded; each check against wrong answers
 that a student would give; hand-ins that can't be graded, and what is said of them"""
 
-import csv, json, random, re, shutil, statistics, subprocess, sys
+import csv, json, math, random, re, shutil, statistics, subprocess, sys
 from pathlib import Path
 from types import ModuleType
 import nbformat, pytest, torch
@@ -726,6 +726,95 @@ def test_what_a_check_says_is_kept_and_one_that_ends_the_process_loses_no_other(
     left = [o[4] for o in asked]   # each time those behind the one that ended it
     after = [names.index(k)+1 for k in names if k in ends and k!=names[-1]]
     assert left==([names] if imports else [names, *(names[i:] for i in after)])
+
+@pytest.mark.parametrize('seed', range(12))
+def test_the_graders_process_gets_what_it_needs_and_its_end_is_told(seed, mine, monkeypatch):
+    "What is started, where, with which variables; what was written until it ended, and how it ended"
+    rng = random.Random(seed)
+    lines = [rng.choice([None, 'wrong', 'falsch: ü']) for _ in range(rng.choice([0, 1, 2, 4]))]
+    text,code = rng.choice(['', ' Timeout ', 'all good']),rng.choice([0, 7, -9])
+    monkeypatch.setenv('PYTEST_ADDOPTS', '--no-such-option')
+    monkeypatch.setenv('PYTHONPATH', 'mine')
+    def play(words, cwd, env, **pipes):
+        assert words[:4]==[sys.executable, '-m', 'pytest', '-q'] and pipes['stdin']==subprocess.DEVNULL
+        file = (mine/'A'/'adapters.py').resolve()
+        assert words[4:9]==[f'--hand-in={file}', '--set=A', '--seed=3', '--timeout=2.5',
+            '--timeout-method=thread']
+        assert words[9:]==['checks.py::test_a', 'checks.py::test_b']
+        first,last = env['PYTHONPATH'].split(':')
+        assert (Path(first)/'grpo_nb'/'teach').is_dir() and last=='mine'
+        assert env['PATH'] and not [k for k in env if k.startswith('PYTEST')]
+        d = Path(cwd)
+        assert (d/'pytest.ini').read_text()=='[pytest]\nmarkers = points\n'
+        assert '@points(' in (d/'checks.py').read_text()
+        assert (d/'results.jsonl').read_text()=='' and (d/'conftest.py').exists()
+        (d/'results.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in lines))
+        return subprocess.CompletedProcess(words, code, f'{text}é'.encode())
+    monkeypatch.setattr(subprocess, 'run', play)
+    def go(): return classroom._run_pytest(mine/'A'/'adapters.py', 'A', 3, 2.5, ['a', 'b'])
+    if not lines:
+        with pytest.raises(RuntimeError, match=f'could not begin, and nothing is graded: {text}é'): go()
+    else:
+        late = 'no answer within 2.5 s: does a loop never end?'
+        assert go()==(lines, late if text==' Timeout ' else f'it ends Python itself, with {code}')
+
+@pytest.mark.parametrize('seed', range(30))
+def test_what_is_returned_is_compared_number_by_number(seed):
+    "A value that is near is right; else a mistake that gives it, nan, or both are told"
+    rng = random.Random(seed)
+    n = rng.choice([1, 2, 6, 7])
+    want = [rng.choice([-1., 0., 1/3, 2.5]) for _ in range(n)]
+    i,by = rng.randrange(n),rng.choice([0., 9e-5, 2e-4, 1., math.nan])
+    got = [x+by*(k==i) for k,x in enumerate(want)]
+    slip = rng.choice([None, got, [9.]*n, [9.]*(n+1)])
+    form = rng.choice([list, torch.tensor, lambda x: torch.tensor(x, requires_grad=True)])
+    def shown(x): return ', '.join(f'{round(v, 4):g}' for v in x[:6])+(', …' if n>6 else '')
+    try: same(form(got), want, {'a slip':slip} if slip else None)
+    except AssertionError as e:
+        assert by not in (0., 9e-5)
+        told = 'there is nan in what it returns' if by!=by else 'a slip' if slip==got else \
+            f'it gives {shown(got)}; wanted {shown(want)}'
+        assert str(e)==told
+    else: assert by in (0., 9e-5)
+
+@pytest.mark.parametrize('seed', range(10))
+def test_points_and_what_was_lost_are_told_by_set(seed):
+    rng = random.Random(seed)
+    graded = {k:[(rng.randint(1, 9), f'check{i}', rng.choice([None, f'why {i}']))
+        for i in range(rng.randint(1, 4))]
+        for k in rng.sample('ABCDE', rng.randint(1, 3))}
+    want,sums = [],[0, 0]
+    for k,rows in graded.items():
+        won,all_ = sum(p for p,_,why in rows if not why),sum(p for p,_,_ in rows)
+        assert score(rows)==(won, all_)
+        want += [f'{k}  {classroom.TITLES[k]}: {won} of {all_}', *(f'   -{p}  {n}: {why}' for p,n,why in rows
+            if why)]
+        sums = [sums[0]+won, sums[1]+all_]
+    assert score_lines(graded)==want+[f'{sums[0]} of {sums[1]}']*(len(graded)>1)
+
+def test_groups_written_by_hand_become_rows_of_one_size():
+    from grpo_nb.advantages import group_advantages
+    from grpo_nb.tiny_qwen import load_model
+    tok = load_model('tiny')[1]
+    groups = [dict(prompt=[dict(role='user', content=q)], completions=texts, rewards=[1., 0., i/2])
+        for i,(q,texts) in enumerate([('1+1=', ['2', 'it is 3', '']), ('20+20=', ['40', '4', '44 or so'])])]
+    x = classroom.rollouts_from_text(tok, groups)
+    assert x.completion_ids.shape[:2]==x.completion_mask.shape[:2]==x.rewards.shape==(2, 3)
+    for b,g in enumerate(groups):
+        for i,text in enumerate(g['completions']):
+            ids = x.completion_ids[b,i][x.completion_mask[b,i]]
+            assert ids.tolist()==tok(text+tok.eos_token, add_special_tokens=False)['input_ids']
+            assert set(x.completion_ids[b,i][~x.completion_mask[b,i]].tolist())<={tok.pad_token_id}
+            assert x.completion_mask[b,i].int().diff().max()<=0 if len(x.completion_mask[b,i])>1 else True
+        asked = tok.apply_chat_template(g['prompt'], add_generation_prompt=True, tokenize=False)
+        assert tok.decode(x.prompt_ids[b][x.prompt_mask[b]])==asked
+    assert x.rewards.tolist()==[[1., 0., 0.], [1., 0.,
+        .5]] and not x.old_logps.any() and x.pad_id==tok.pad_token_id
+    assert x.old_logps.shape==x.completion_ids.shape and torch.equal(x.advantages,
+        group_advantages(x.rewards))
+    for bad,sizes in ((groups[:1]+[dict(groups[1], completions=['a'])], r'\[1, 3\]'), ([], r'\[\]')):
+        with pytest.raises(ValueError,
+            match=f'groups of {sizes} completions'): classroom.rollouts_from_text(tok, bad)
 
 LOOP_AND_CRASH = '''
 def noted(logits, ids, temperature): torch.futures.Future().wait()

@@ -365,7 +365,8 @@ def batch(step, n=2): return [dict(prompt='q', completion=f'{step}.{i}', reward=
     for i in range(n)]
 OTHERS = {'deep/other.csv':'a,b\n1,2\n', 'second.csv':'step,reward,loss\n1,9,9\n',
     'readme.txt':'step,reward\n1,9\n',
-    'z.log':'nothing here', 'empty.tsv':'', 'torn.parquet':'no parquet', 'deep/run.db':'x'}
+    'z.log':'nothing here', 'empty.tsv':'', 'torn.parquet':'no parquet', 'deep/run.db':'x',
+    'odd.jsonl':as_lines([dict(prompt='q', completion='x')]*2)}   # no reward
 SAYS = {'z.log':'z.log could not be read and is left out (z.log has no metrics that we know',
     'empty.tsv':'empty.tsv could not be read and is left out (empty.tsv is empty'}   # read as logs
 
@@ -384,8 +385,10 @@ def test_of_a_folder_every_file_is_read_or_named(steps, name, log, others):
             (d/k).parent.mkdir(parents=True, exist_ok=True)
             (d/k).write_text(text)
         second = 'second.csv' in others and not log
+        odd = 'odd.jsonl' in others and not (steps and '/' in name)   # a table among the others
         if not steps and not log and not second:
-            with pytest.raises(ValueError, match='holds no record'): open_run(d)
+            says = 'holds no record.*no column for reward' if odd else 'holds no record'
+            with pytest.raises(ValueError, match=says): open_run(d)
             return
         run = open_run(d)
     assert sorted((o['step'], o['group'], o['rewards'], o['completions']) for o in run.rows)==[
@@ -394,12 +397,16 @@ def test_of_a_folder_every_file_is_read_or_named(steps, name, log, others):
     assert run.history['reward'].tolist()==want
     named = {k for k in others if k in SAYS}
     for k in named: assert any(o.startswith(SAYS[k]) for o in run.notes), (k, run.notes)
-    torn = 'torn.parquet' in others and not steps   # a table, where there is no better one
+    torn = 'torn.parquet' in others and not steps and not odd   # a table, where there is no better one
     left = sorted(k for k in others-named-{'readme.txt'} if not (k=='second.csv' and second)
-        and not (torn and k=='torn.parquet'))
+        and not (torn and k=='torn.parquet') and not (odd and k=='odd.jsonl'))
+    why = 'odd.jsonl is not read as rollouts: no column for reward' if steps else \
+        'the rollouts are not read: no column for reward'
+    assert any(o.startswith(why) for o in run.notes)==odd, run.notes
     unread = [o for o in run.notes if 'files of the folder are not read' in o]
-    assert unread==([f"{len(left)} files of the folder are not read: {', '.join(left)}."] if left else [])
-    assert len(run.notes)==len(named)+bool(left)+torn, run.notes
+    told = ', '.join(left[:4])+', …'*(len(left)>4)
+    assert unread==[f'{len(left)} files of the folder are not read: {told}.']*bool(left)
+    assert len(run.notes)==len(named)+bool(left)+torn+odd, run.notes
 
 @DRAWN
 @given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.sampled_from([0., 1., None, math.nan, math.inf]),
@@ -426,3 +433,29 @@ def test_batches_written_one_behind_the_other_come_back(batches, tensors, ids):
             rows = open_run(f).rows
             assert sorted((o['step'], o['prompt'], o['rewards']) for o in rows)==sorted(want.values(),
                 key=lambda o: o[:2])
+
+# ---- a table of ragged rows ---------------------------------------------------------------------
+@DRAWN
+@given(st.sampled_from([',','\t',';']), st.lists(st.sampled_from(['step','reward','loss']), min_size=2,
+    max_size=4),
+    st.lists(st.lists(st.sampled_from(['1','.5','','a "b"','two\nlines']), max_size=5), max_size=5),
+        st.booleans())
+def test_a_table_of_ragged_rows_is_read_as_far_as_its_header_goes(sep, header, rows, blank):
+    from grpo_nb.see.readers.table import read_table
+    rows = [o for o in rows if any(o) or len(o)>1]
+    f = io.StringIO(newline='')
+    csv.writer(f, delimiter=sep).writerows([header, *rows])
+    with tempfile.TemporaryDirectory() as d:
+        at = Path(d)/'t.csv'
+        at.write_text('\n'*blank+f.getvalue(), newline='')
+        if not rows:
+            with pytest.raises(ValueError, match='t.csv has a header and no rows'): read_table(at)
+            return
+        got,notes = read_table(at)
+    want = [dict(zip(header, [x or None for x in o]+[None]*len(header))) for o in rows]
+    assert got==want
+    odd = sum(len(o)<len(header) or any(o[len(header):]) for o in rows)
+    twice = list(dict.fromkeys(k for k in header if header.count(k)>1))
+    said = [f't.csv: {odd} rows are shorter or longer than the header']*bool(odd)
+    said += [f't.csv: of the columns of one name, {", ".join(twice)}, the last is read']*bool(twice)
+    assert len(notes)==len(said) and all(o.startswith(s) for o,s in zip(notes, said)), (notes, said)

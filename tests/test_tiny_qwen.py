@@ -5,7 +5,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo_nb.parts.datasets import chain_sum, spell_backward
 from grpo_nb.studies.study import lesson_batch, lessons, warm_start
 from grpo_nb.tasks import accuracy_reward, example_group
-from grpo_nb.teach.classroom import rollouts_from_text
 from grpo_nb.parts.loading import save_model
 from grpo_nb.tiny_qwen import (
     PHRASES, SPECIAL_TAGS, TINY_QWEN_DIR, sample_texts, encode_prompts, load_model, make_tokenizer,
@@ -277,15 +276,3 @@ def test_weights_made_again_are_as_good(tmp_path):
     warm_start(model, tok, lessons(), seed=1)
     save_model(model, tok, tmp_path)
     assert_quality(quality(*load_model(tmp_path)))
-
-def test_a_group_written_by_hand_is_read_back_from_its_tensors():
-    tok,groups = load_model('tiny')[1],[example_group(), example_group(careful=(1,))]
-    ro = rollouts_from_text(tok, groups)
-    ids,mask = ro.completion_ids.flatten(0, 1),ro.completion_mask.flatten(0, 1)
-    said = [tok.decode(o[m]) for o,m in zip(ids, mask)]
-    assert said==[o+tok.eos_token for g in groups for o in g['completions']]
-    assert (ro.completion_ids[~ro.completion_mask]==tok.pad_token_id).all()
-    assert ro.rewards.tolist()==[g['rewards'] for g in groups]
-    assert ro.advantages.sum(1).abs().max()<1e-5 and ro.advantages[0, 2]>1.6
-    with pytest.raises(ValueError, match=r'groups of \[3, 8\] completions'):
-        rollouts_from_text(tok, [groups[0], groups[1]|dict(completions=['a']*3, rewards=[0.]*3)])

@@ -72,6 +72,19 @@ def test_a_newcomer_is_the_row_where_it_was_born(trained):
     uses = {}
     for _,n in came: uses[n['id']] = uses.get(n['id'], 0)+1; assert n['uses']==uses[n['id']]
 
+def test_lengths_and_cuts_are_those_of_the_sampled_tokens(trained):
+    _,got,_,r = trained
+    seen = []
+    for b,rows in zip(got, r.by_step.values()):
+        for o in rows:
+            if o['replacement']: continue   # its own tokens went
+            answers = [i[m.bool()].tolist() for i,m in zip(*(b[k][o['group']*G:][:G]
+                for k in ('completion_ids','completion_mask')))]
+            assert o['n_tokens']==[*map(len, answers)]
+            assert o['truncated']==[a[-1]!=1 for a in answers]   # 1 ends an answer
+            seen += o['truncated']
+    assert {*seen}=={True, False}
+
 def test_a_row_that_trl_masks_for_being_cut_off_is_cut_off_whatever_its_tokens(trained):
     t = trained[0]
     got = t.record.lengths(TrlRows(dict(completion_ids=torch.tensor([[0,5,6],[5,1,0]]),
