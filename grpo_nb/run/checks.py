@@ -74,8 +74,11 @@ def check_eval(
     dataset:list|None, # rows to evaluate on, or None
     args:TrainConfig,  # of the run
 )->None:
-    "ValueError where `eval_steps` asks for an evaluation without rows; a warning for rows that are not used."
+    "ValueError for an evaluation without rows or of several sets; a warning for rows that are not used."
     n = args.eval_steps
+    if isinstance(dataset, dict):
+        raise ValueError(f'`eval_dataset` holds the sets {", ".join(map(str, dataset))}, and this trainer '
+            'measures one: give one of them, or train on TRL, which measures each')
     if n and dataset is None:
         raise ValueError(f'`eval_steps` is {n}, but there is no `eval_dataset` to measure: give one, or set '
             'eval_steps=0')
