@@ -12,7 +12,7 @@ from grpo_nb.parts.registry import LOSSES, PRIORITIES, REGISTRIES, register, res
 from grpo_nb.logps import token_logps
 from grpo_nb.run.signals import Stopped, check_stop, forget_stop, note_stop
 from grpo_nb.run.checkpoints import checkpoint_folders, checkpoint_error
-from grpo_nb.run.resume import resolve_checkpoint, save_checkpoint
+from grpo_nb.run.resume import load_checkpoint, resolve_checkpoint, save_checkpoint
 from grpo_nb.run.reading import read_run
 from grpo_nb.replay import Replay
 from grpo_nb.variants.strategy import Keep, ProcessedBatch
@@ -399,13 +399,13 @@ def test_one_flipped_bit_is_noticed(name, tmp_path):
     b = bytearray((c/name).read_bytes())
     b[len(b)//2] ^= 1
     (c/name).write_bytes(b)
-    with pytest.raises(ValueError, match=f'{name} has changed'): tr.load_checkpoint(state(), c)
+    with pytest.raises(ValueError, match=f'{name} has changed'): load_checkpoint(state(), c)
 
 def test_a_checkpoint_of_other_settings_names_them(tmp_path):
     s = state(); train_batch(s)
     c = save_checkpoint(s, tmp_path)
     with pytest.raises(ValueError, match='epsilon: 0.2 then, 0.3 now'):
-        tr.load_checkpoint(state(epsilon=0.3), c)
+        load_checkpoint(state(epsilon=0.3), c)
 
 def test_a_half_written_checkpoint_is_not_a_checkpoint(tmp_path):
     s = state(); train_batch(s)
@@ -416,7 +416,7 @@ def test_a_half_written_checkpoint_is_not_a_checkpoint(tmp_path):
         assert resolve_checkpoint(state(output_dir=str(tmp_path)), True)==c
     assert [o for o in checkpoint_folders(tmp_path) if not checkpoint_error(o)]==[c]
     with pytest.raises(ValueError, match='no whole checkpoint'):
-        tr.load_checkpoint(state(), tmp_path / 'checkpoint-99')
+        load_checkpoint(state(), tmp_path / 'checkpoint-99')
 
 def test_an_old_run_is_not_overwritten(tmp_path):
     train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(tmp_path), max_steps=2))
