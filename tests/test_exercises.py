@@ -2,7 +2,7 @@
 least ten wrong answers: those that a student would give, with a sentence that says why, and those that would
 slip through a careless comparison (nan, nothing, a constant, the right numbers changed a little)"""
 
-import itertools, json, math, random, re
+import heapq, itertools, json, math, random, re
 from types import SimpleNamespace
 from collections import Counter
 from pathlib import Path
@@ -15,7 +15,7 @@ from grpo_nb.advantages import group_advantages
 from grpo_nb.what_if import what_if
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
 from grpo_nb.kl import kl_estimate
-from grpo_nb.loss import clipped_objective, policy_loss
+from grpo_nb.loss import policy_loss
 from grpo_nb.parts.loss_inputs import LossInputs, LossSettings
 from grpo_nb.parts.groups import dead_groups
 from grpo_nb.parts.sampling import filter_logits
@@ -24,8 +24,10 @@ from grpo_nb.studies.study import REGIMES
 from grpo_nb.studies.study import read_rows
 from grpo_nb.run.reading import read_run
 from grpo_nb.parts.batch_plan import batch_plan
+from grpo_nb.parts.datasets import chain_sum
 from grpo_nb.tasks import completion_text
 from grpo_nb.teach.classroom import attempt, same
+from grpo_nb.teach.hunts import check_hunt
 from grpo_nb.tiny_qwen import tiny_config
 
 ROOT = Path(__file__).parent.parent
@@ -258,21 +260,22 @@ def test_the_loss_as_a_loop():
     assert agreed(ns, 'my_loss', 'check_my_loss', solution, wrong)
     for f,says in wrong.items(): assert says in ns['check_my_loss'](f)
 
-@pytest.mark.parametrize('picked', [
-    dict(clip='b', split='a'), dict(clip='b', split='b'), dict(clip='a', split='a')])
-def test_the_hunts_of_the_loss(picked):
-    ns = dict(torch=torch, policy_loss=policy_loss, clipped_objective=clipped_objective,
-        LossInputs=LossInputs, corners=torch.tensor([1.5,.5,1.5,.5]), signs=torch.tensor([1.,1.,-1.,-1.]))
+@pytest.mark.parametrize('check,right,wrong', [
+    ('check_clip', ['a', (1.5, 1.)], [
+        ['b', (1.5, 1.)], ['a', (1., 1.)], ['a', (1.1, -1.)], ['a', (1.5, 0.)], ['b', (.5, -1.)], ['a', None],
+        ['a', (math.nan, 1.)], ['a', (1.5, math.nan)], ['a', 1.5], ['c', (1.5, 1.)], ['a', ('x', 1.)]]),
+    ('check_split', ['b', ([6, 6], [1, 2])], [
+        ['a', ([6, 6], [1, 2])], ['b', ([3, 3], [3, 3])], ['b', ([1, 2], [2, 1])], ['b', ([6, 6], [1])],
+        ['b', ([3, 1], [1, 3])], ['a', ([3, 3], [3, 3])], ['b', None], ['b', 5], ['b', ([], [])],
+        ['B', ([6, 6], [1, 2])]])])
+def test_the_hunts_of_the_loss(check, right, wrong):
+    ns = dict(torch=torch, policy_loss=policy_loss, LossInputs=LossInputs, check_hunt=check_hunt)
     cells = [s for s,solved in cells_of('loss')]
-    for o in ('def clip_a', 'def part(p, A, m', 'answers_to_hunts', 'def check_hunts'):
-        exec(next(s for s in cells if s.startswith(o)), ns)
-    m = torch.arange(6)<torch.tensor([[[6],[6]],[[1],[2]]])
-    p,A = torch.full((2,2,6), -1.).requires_grad_(),torch.tensor([[1.,-1.],[1.,-1.]])
-    ns |= dict(m3=m, p3=p, A3=A)
-    right = dict(clip='a', split='b')
-    assert set(ns['check_hunts'](ns['answers_to_hunts']).values())=={'not yet'}
-    assert set(ns['check_hunts'](right).values())=={'right'}
-    assert {k:v=='right' for k,v in ns['check_hunts'](picked).items()}=={k:picked[k]==right[k] for k in right}
+    for o in ('def clip_loop', 'def clip_a', 'def part(p, A, m', 'def check_clip'):
+        exec(next(s for s in cells if s.startswith(o)).split('\n\n[clip_loop')[0], ns)
+    assert ns[check](None, None).startswith('not yet')
+    assert ns[check](*right)=='right' and len(wrong)>=10
+    for o in wrong: assert ns[check](*o).startswith('not yet: '), o
 
 def test_two_draws():
     ns,solution = exercise('replay', 'my_inclusion', 'def exact_inclusion', 'def my_inclusion',
@@ -364,23 +367,27 @@ def test_the_moment_between_forward_and_loss():
         filled(noted_too=lambda x, lp: lp.exp())], changed=[])
 
 def test_what_was_lost():
-    chat = pd.read_csv(ROOT/'nbs/results/smollm2_chat.csv')
-    ns,solution = exercise('real_run', 'lost', 'my_prediction = None   # a list', 'def lost_by', pd=pd,
-        random=random, chat=chat, test_eq=lambda *o: None)
-    def of(low, among=lambda m: m!='before', words=set):
-        def lost(chat):
-            counts = {}
-            for q,rows in chat.groupby('question', sort=False):
-                said = {m:words(o.split()) for m,o in zip(rows.model, rows.said)}
-                counts[q] = sum(low(said['before'], w) for m,w in said.items() if among(m))
-            return counts
-        return lost
-    def shared(b, w): return sum(o in w for o in b)
-    assert agreed(ns, 'lost', 'check_lost', solution, [
-        of(lambda b, w: shared(b, w)>=len(b)/2), of(lambda b, w: shared(b, w)<len(w)/2),
-        of(lambda b, w: b!=w), of(lambda b, w: len(w)<len(b)/2), of(lambda b, w: shared(b, w)<=len(b)/2),
-        of(lambda b, w: not shared(b, w)), of(lambda b, w: shared(b, w)<len(b)/2, words=list),
-        of(lambda b, w: shared(b, w)<len(b)/2, among=lambda m: m=='seed 0')])
+    cells = [s.replace("'results/", f"'{ROOT}/nbs/results/") for s,_ in cells_of('real_run')]
+    rows = next(s for s in cells if 'EXPECTED = {' in s)
+    names = dict(pd=pd, re=re, random=random, test_eq=lambda *o: None)
+    exec(rows, names)
+    ns,solution = exercise('real_run', 'lost_at', 'def lost_at(kept): ...', 'def lost_by', **names)
+    def by(f):
+        "`f` of the batches, and whether the answer was there, of each run and question that ends without it"
+        def lost_at(kept):
+            found = {}
+            for run,of_run in kept.groupby(['beta', 'seed']):
+                for q,o in of_run.sort_values('batch').groupby('question'):
+                    there = o.is_kept.tolist()
+                    if not there[-1]: found.setdefault(run, {})[q] = f(o.batch.tolist(), there)
+            return found
+        return lost_at
+    assert agreed(ns, 'lost_at', 'check_lost', solution, [
+        by(lambda batch, there: batch[there.index(False)]), by(lambda batch, there: batch[-1]),
+        by(lambda batch, there: max(b for b,k in zip(batch, there) if k)),
+        by(lambda batch, there: there.count(False)), by(lambda batch, there: batch.index(batch[-1])),
+        lambda kept: ns['lost_by'](kept[kept.beta>0]), lambda kept: ns['lost_by'](kept, 'came back'),
+        lambda kept: {run:[*v] for run,v in ns['lost_by'](kept).items()}], changed=[])
 
 @pytest.fixture(scope='module')
 def put_together():
@@ -501,3 +508,119 @@ def test_memory_with_lora():
     assert agreed(ns, 'lora_gb', 'check_lora', solution, [of(frozen=0), of(frozen=16), of(states=4),
         of(layers=False), of(cut=False), of(inner=0), of(inner=2), of(narrow=False), of(square=1),
         of(frozen=2), of(states=12)])
+
+# the hunts: the letter of the wrong version, and an example on which it is wrong
+
+LONG = [5, 6, 1, 0]
+HUNTS = {
+    'tasks': ('check_judges', [('<answer>14</answer>', '4')], [
+        [('<answer>13</answer>', '13')], [('13', '13 ')], [('', '13')], [('<answer>12</answer>', '13')],
+        [('no idea', '13')], [('<answer>12</answer> or 12', '13')], [('<answer>4</answer>', '14')],
+        [('a', 'b', 'c')], [5], [()]]),
+    'generation': ('check_masks', ['a', (LONG, 1)], [
+        ['b', (LONG, 1)], ['A', (LONG, 1)], ['a', ([5, 6, 7], 1)], ['b', ([5, 6, 7], 1)], ['a', ([], 1)],
+        ['a', None], ['a', (LONG,)], ['a', 1], ['a', ([5., math.nan], 1)], ['b', ([1], 1)]]),
+    'rewards': ('check_repeats', ['a', (['13', '3'], 2)], [
+        ['b', (['13', '3'], 2)], ['a', (['13'], 4)], ['a', (['3', '3'], 4)], ['a', (['13', '3'], 1)],
+        ['a', ([], 4)], ['a', (['13', '3'], 0)], ['b', (['13'], 4)], ['a', None], ['a', (['13', '3'],)],
+        ['c', (['13', '3'], 2)]]),
+    'advantages': ('check_versions', ['b', ([1, 0, 0, 0], 2)], [
+        ['a', ([1, 0, 0, 0], 2)], ['b', ([1, 1, 1, 1], 2)], ['b', ([1, 0, 0, 1], 4)],
+        ['b', ([1, 0, 0, 0], 1)], ['b', ([1, 0, 0], 2)], ['b', ([], 2)], ['b', ([math.nan]*4, 2)],
+        ['b', ([math.inf, 0, 0, 0], 2)],
+        ['b', None], [None, ([1, 0, 0, 0], 2)]]),
+    'logps': ('check_reading', ['b', ([[[0., 5.], [0., 0.]]], [[0, 1]], 1)], [
+        ['a', ([[[0., 5.], [0., 0.]]], [[0, 1]], 1)], ['b', ([[[0., 0.], [0., 0.]]], [[0, 1]], 1)],
+        ['b', ([[[0., 5.], [0., 5.]]], [[0, 1]], 1)], ['b', ([[[0., math.nan], [0., 0.]]], [[0, 1]], 1)],
+        ['b', ([[[0., 5.], [0., 0.]]], [[0, 2]], 1)], ['b', ([[[0., 5.]]], [[0]], 1)], ['b', ([], [], 1)],
+        ['b', None], ['b', 'logits'], ['', ([[[0., 5.], [0., 0.]]], [[0, 1]], 1)]]),
+    'kl': ('check_penalties', ['a', ([[.1, 0.]], [[1, 0]])], [
+        ['b', ([[.1, 0.]], [[1, 0]])], ['a', ([[.1, .2]], [[1, 1]])], ['a', ([[0., 0.]], [[1, 0]])],
+        ['a', ([[.1, 0.]], [[0, 0]])], ['a', ([[0., .2]], [[1, 0]])], ['a', ([[math.nan, 0.]], [[1, 0]])],
+        ['a', ([[.1]], [[1]])], ['a', None], ['a', .1], ['B', ([[.1, 0.]], [[1, 0]])]]),
+    'ppo_beside_grpo': ('check_places', ['b', ([1.], [[1, 1, 0]])], [
+        ['a', ([1.], [[1, 1, 0]])], ['b', ([1.], [[1, 1, 1]])], ['b', ([0.], [[1, 1, 0]])],
+        ['b', ([1., 1.], [[1, 1], [1, 1]])], ['b', ([math.nan], [[1, 1, 0]])], ['b', ([1.], [[0, 0, 0]])],
+        ['b', ([], [])], ['b', None], ['b', ([1.],)], ['a', ([1.], [[1, 1, 1]])]]),
+    'storage': ('check_buffers', ['b', ([(0, 4.)]+[(t, 1.) for t in range(1, 12)], 1)], [
+        ['a', ([(0, 4.)]+[(t, 1.) for t in range(1, 12)], 1)], ['b', ([(0, 4.), (1, 1.)], 2)],
+        ['b', ([(0, 4.), (1, 1.)], 1)], ['b', ([], 1)], ['b', ([(0, 1.), (9, 1.)], 5)],
+        ['b', ([(0, 0.), (1, 1.)], 1)], ['b', ([(0, math.nan), (1, 1.)], 1)], ['b', None], ['b', (16,)],
+        ['a', ([(0, 4.), (1, 1.)], 1)]]),
+    'batch': ('check_plans', ['a', ([.01, .99], 8)], [
+        ['b', ([.01, .99], 8)], ['a', ([.3, .3], 8)], ['a', ([.5], 4)], ['a', ([0., 1.], 1)], ['a', ([], 8)],
+        ['a', ([math.nan, .5], 8)], ['a', ([.2, .2, .2], 4)], ['a', None], ['a', .5], ['b', ([.3, .3], 8)]]),
+    'reward_hacking': ('check_judge', ['a', ' '.join(map(str, range(21)))], [
+        ['b', ' '.join(map(str, range(21)))], ['a', '7'], ['a', '<answer>7</answer>'], ['a', ''],
+        ['a', ' '.join(map(str, range(20)))], ['a', '0123456789'], ['a', None], ['a', 7],
+        ['b', '<answer>7</answer>'], [None, ' '.join(map(str, range(21)))]])}
+
+@pytest.mark.parametrize('chapter', HUNTS)
+def test_a_hunt_asks_for_an_example(chapter):
+    from grpo_nb.parts.tensors import masked_mean
+    from grpo_nb.logps import selective_log_softmax
+    from grpo_nb.tasks import accuracy_reward, extract_answer
+    from grpo_nb.parts.groups import expected_dead_frac
+    check,right,wrong = HUNTS[chapter]
+    ns = dict(torch=torch, math=math, heapq=heapq, random=random, check_hunt=check_hunt, 
+        masked_mean=masked_mean,
+        selective_log_softmax=selective_log_softmax, accuracy_reward=accuracy_reward,
+        extract_answer=extract_answer, completion_text=completion_text, group_advantages=group_advantages,
+        expected_dead_frac=expected_dead_frac, chain_sum=chain_sum, test_eq=lambda *o: None)
+    cells = [s for s,solved in cells_of(chapter) if not solved]
+    at = next(i for i,s in enumerate(cells) if f'def {check}(' in s)
+    stub = r'^(wrong,(example|text)|my_example) = None'
+    versions = next(s for s in reversed(cells[:at]) if re.search(stub, s, re.M))
+    exec(versions, ns)
+    exec(cells[at], ns)
+    stub = [None]*len(right)
+    assert ns[check](*stub).startswith('not yet')
+    assert ns[check](*right)=='right'
+    assert len(wrong)>=10
+    for o in wrong: assert ns[check](*o).startswith('not yet: '), o
+
+def test_a_batch_that_right_padding_leaves_alone():
+    import transformers
+    from grpo_nb.tiny_qwen import load_model
+    transformers.logging.set_verbosity_error()
+    model,tokenizer = load_model('tiny')
+    ns = dict(re=re, torch=torch, attempt=attempt, model=model, tokenizer=tokenizer)
+    cells = [s for s,solved in cells_of('tiny_qwen') if not solved]
+    exec(next(s for s in cells if 'def as_text(' in s).split('\n\nopened')[0].split('opened =')[0], ns)
+    for o in ('@torch.no_grad()\ndef p_think(prompts, side)', 'def check_sums'):
+        exec(next(s for s in cells if s.startswith(o)), ns)
+    check = ns['check_sums']
+    assert check(['1 + 2 + 3 =', '4 + 5 + 6 =']).startswith('right')
+    wrong = [None, [], ['1 + 2 ='], ['1 + 2 =', '1 + 2 ='], ['1 + 2 =', '4 + 5 + 6 + 7 ='],
+        ['1 + 2', '4 + 5'], '1 + 2 =', 5, ['1 + 2 + 3 =', '4 + 5 + 6 =', '1 + 1 + 1 ='], ['', ' '],
+        ['1 + 2 + 3 + 4 + 5 =', '6 - 2 + 3 ='], ['what?', 'who ='], [None, None]]
+    for o in wrong: assert check(o).startswith('not yet: '), o
+
+def test_which_curve_is_the_log_ratio():
+    ns = dict(torch=torch, same=same, attempt=attempt, kl_estimate=kl_estimate,
+        theta=torch.tensor([2., 1., 0., -1.]), ref=torch.tensor([.5, 1.5, 0., 0.]))
+    cells = [s for s,solved in cells_of('kl') if not solved]
+    for o in ('def mean_gradient', 'def check_curve'): exec(next(s for s in cells if s.startswith(o)), ns)
+    check,k2,k3 = ns['check_curve'],*(ns['mean_gradient'](k) for k in ('k2', 'k3'))
+    assert check('B', [0, 0, 0, 0])=='right' and check(None, None).startswith('not yet')
+    wrong = [('A', [0]*4), ('C', [0]*4), ('B', k2), ('B', k3), ('B', None), (None, [0]*4), ('B', 0),
+        ('B', [0]*3), ('b', [0]*4), ('B', [math.nan]*4), ('B', [.01, 0, 0, 0]), ('k1', [0]*4)]
+    for o in wrong: assert check(*o).startswith('not yet: '), o
+
+def test_a_cap_of_1():
+    worth = {1.:[.68, .62, .42, .60], 2.:[.66, .69, .51, .59]}
+    ns = dict(same=same, attempt=attempt, mean_ci=mean_ci, student=student,
+        capped=lambda cap, seed: dict(worth=worth[cap][seed]))
+    exec(next(s for s,_ in cells_of('off_policy_lab') if s.startswith('def check_cap')), ns)
+    gap = [a-b for a,b in zip(worth[1.], worth[2.])]
+    mean,half = mean_ci(gap)
+    sd,check = float(np.std(gap, ddof=1)),ns['check_cap']
+    assert check(mean, half, 'undecided')=='right' and check(None, None, None).startswith('not yet')
+    says = {(-mean, half, 'undecided'):'cap 1 minus', (gap[0], half, 'undecided'):'seed 0 alone',
+        (mean, sd, 'undecided'):'standard deviation', (mean, sd/2, 'undecided'):'standard error',
+        (mean, 1.96*sd/2, 'undecided'):'3.18', (mean, half, 'worse'):'the interval',
+        (mean, half, 'better'):'the interval',
+        (mean, half, None):'a word', (mean, math.nan, 'undecided'):'nan',
+        (2*mean, half, 'undecided'):'wanted', (mean, half, 'Undecided'):'the interval',
+        ('x', half, 'undecided'):'no tensor'}
+    for o,why in says.items(): assert check(*o).startswith('not yet: ') and why in check(*o), o
