@@ -586,7 +586,7 @@ def test_a_batch_that_right_padding_leaves_alone():
     model,tokenizer = load_model('tiny')
     ns = dict(re=re, torch=torch, attempt=attempt, model=model, tokenizer=tokenizer)
     cells = [s for s,solved in cells_of('tiny_qwen') if not solved]
-    exec(next(s for s in cells if 'def as_text(' in s).split('\n\nopened')[0].split('opened =')[0], ns)
+    exec(re.search(r'def as_text.*?\n\n', next(s for s in cells if 'def as_text(' in s), re.S)[0], ns)
     for o in ('@torch.no_grad()\ndef p_think(prompts, side)', 'def check_sums'):
         exec(next(s for s in cells if s.startswith(o)), ns)
     check = ns['check_sums']
