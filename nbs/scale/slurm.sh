@@ -32,7 +32,8 @@ GPUS=${GPUS:-8}                             # of a node
 BATCH='--per_device_train_batch_size 8 --steps_per_generation 2 --gradient_accumulation_steps 1'
 export HF_HUB_OFFLINE=1                     # compute nodes often have no network
 export OMP_NUM_THREADS=8                    # cores of a node for each of its GPUs
-export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK   # srun no longer takes it from the job by itself
+# since Slurm 22.05 srun does not take a task's cores from the job by itself
+[ -n "$SLURM_CPUS_PER_TASK" ] && export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 # where a node's first interface is not the fast one, and where NCCL does not find its InfiniBand:
 # export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0
 # export NCCL_IB_HCA=mlx5
