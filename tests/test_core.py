@@ -177,6 +177,21 @@ def test_a_builtin_name_is_taken_and_a_near_one_is_suggested():
     with pytest.raises(ValueError, match='no registry .methods.'): register('methods', 'mine')
     with pytest.raises(ValueError, match="no priority 7: choose one of recency"): resolve(PRIORITIES, 7)
 
+def test_a_file_that_registers_may_be_imported_and_named_too(tmp_path, monkeypatch):
+    text = ("from grpo_nb import register\n@register('priority', 'own_one')\n"
+        "def own_one(entries, now): return [1.]*len(entries)\n")
+    (tmp_path/'own_room.py').write_text(text)
+    (tmp_path/'other_room.py').write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import own_room
+    try:
+        assert resolve('priority', f'{tmp_path}/own_room.py:own_one').__name__=='own_one'
+        assert PRIORITIES['own_one'] is not own_room.own_one   # what was read last
+        with pytest.raises(ValueError, match="'own_one' is taken by"):
+            resolve('priority', f'{tmp_path}/other_room.py:own_one')
+    finally:
+        for k in [k for k in PRIORITIES if 'own_one' in k]: del PRIORITIES[k]
+
 def test_one_name_in_a_file_is_registered_under_what_was_typed(tmp_path):
     (tmp_path/'own.py').write_text('class Mine: pass')
     spec = f'{tmp_path}/own.py:Mine'

@@ -123,8 +123,11 @@ def test_memory_of_dropped_gradients_goes_back(monkeypatch):
     assert calls==[True]
 
 # -- what `grpo_nb train` takes ---------------------------------------------------------------------
-@pytest.mark.parametrize('there,device,dtype', [(True,'cuda','bfloat16'), (False,'cpu','float32')])
-def test_train_uses_the_gpu_that_is_there(monkeypatch, there, device, dtype):
+@pytest.mark.parametrize('there,said,device,dtype', [(True, {}, 'cuda', 'bfloat16'),
+    (False, {}, 'cpu', 'float32'), (True, dict(device='cpu'), 'cpu', 'float32'),
+    (True, dict(device='cuda:1'), 'cuda:1', 'bfloat16'), (True, dict(dtype='float32'), 'cuda', 'float32'),
+    (False, dict(dtype='bfloat16'), 'cpu', 'bfloat16')])
+def test_train_uses_the_gpu_that_is_there_and_what_is_said(monkeypatch, there, said, device, dtype):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: there)
     asked = {}
     class Model:
@@ -135,12 +138,5 @@ def test_train_uses_the_gpu_that_is_there(monkeypatch, there, device, dtype):
         asked['dtype'] = kept
         return Model(),None
     monkeypatch.setattr('grpo_nb.tiny_qwen.load_model', load)
-    with pytest.raises(InterruptedError): cli.train_command(dataset='sums')
+    with pytest.raises(InterruptedError): cli.train_command(dataset='sums', **said)
     assert asked==dict(device=device, dtype=dtype)
-
-def test_device_and_dtype_can_be_said(monkeypatch):
-    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
-    said = ('cpu','auto'),('cuda:1','auto'),('cuda','float32'),('cpu','bfloat16')
-    assert [cli._place(*o) for o in said]==[
-        ('cpu','float32'),('cuda:1','bfloat16'),('cuda','float32'),('cpu','bfloat16')]
-    with pytest.raises(ValueError, match='--dtype fp16'): cli._place(dtype='fp16')

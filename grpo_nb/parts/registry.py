@@ -97,12 +97,14 @@ def _registry(o):
     raise ValueError(f'no registry {o!r}: there are {", ".join(REGISTRIES)}')
 
 def _same(a, b):
-    "Are these one thing, or two versions of it from a notebook's cell that was run again?"
+    "Are these one thing, or two versions of it: of a notebook's cell, or of a file that was read again?"
     if isinstance(a, functools.partial) and isinstance(b, functools.partial):
         return (a.args, a.keywords)==(b.args, b.keywords) and _same(a.func, b.func)
     one,other = (getattr(o, '__qualname__', '<') for o in (a, b))   # a lambda's has a '<'
     homes = {getattr(o, '__module__', None) for o in (a, b)}
-    return a is b or one==other and '<' not in one and (len(homes)==1 or '__main__' in homes)
+    files = {getattr(sys.modules.get(o), '__file__', None) for o in homes}
+    again = len(homes)==1 or '__main__' in homes or len(files)==1 and None not in files
+    return a is b or one==other and '<' not in one and again
 
 # %% ../../nbs/parts/registry.ipynb #7630704d
 @functools.cache
