@@ -208,6 +208,7 @@ def test_ask_is_the_same_again_and_greedy_at_temperature_0(tiny):
 def test_a_model_that_is_nowhere_is_one_clear_message(tmp_path, capsys, monkeypatch):
     (tmp_path/'empty').mkdir()
     with pytest.raises(ValueError, match="can't be loaded.*save_model"): load_model(tmp_path/'empty')
+    with pytest.raises(ValueError, match='no such folder.*save_model'): load_model(tmp_path/'gone')
     monkeypatch.setattr(AutoTokenizer, 'from_pretrained',
                         lambda *a, **k: (_ for _ in ()).throw(OSError('no network')))
     with pytest.raises(ValueError, match='no network'): load_model('Qwen/Qwen2.5-0.5B-Instruct')

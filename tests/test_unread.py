@@ -188,6 +188,19 @@ def test_marks_and_encodings_of_windows(encoding, tmp_path):
         assert open_run(f).history['reward'].tolist()==[.8]*40 and open_run(f).notes==[], f
     assert [len(o['rewards']) for o in open_run(put('r.jsonl', lines(rollouts()))).rows]==[4]*6
 
+# ---- damaged tables
+
+@pytest.mark.parametrize('last', ['2', '2,.5,7'])
+def test_rows_of_another_length_than_the_header_are_counted(last, tmp_path):
+    (tmp_path/'t.csv').write_text(f'\nstep,reward\n1,.5\n{last}\n')
+    run = open_run(tmp_path/'t.csv')
+    assert run.history['step'].tolist()==[1, 2] and run.history['reward'].dropna().tolist()[0]==.5
+    assert [o[:28] for o in run.notes]==['t.csv: 1 rows are shorter or']
+
+def test_commas_in_a_cell_are_no_separators(tmp_path):
+    (tmp_path/'t.tsv').write_text('step\treward\tname\n1\t.5\ta,b,c,d,e,f\n')
+    assert open_run(tmp_path/'t.tsv').history['reward'].tolist()==[.5]
+
 # ---- text without a telling name
 
 @pytest.mark.parametrize('head', ['step,reward', 'my column;Another;loss', 'prompt,completion,score'])

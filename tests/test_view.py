@@ -113,6 +113,7 @@ def test_the_buffer_holds_the_best_groups_seen(run):
         here = {(e['step'], e['at'][1]) for e in o.stored() if e['at'] and e['at'][0] <= s
                 and (e['out'] is None or e['out'] > s)}
         assert here==best
+    assert o.head['versions'][0]['size']==16
 
 def test_what_does_not_fit_is_left_out_and_said(run):
     o = Opened(pack_run(run, budget=1))

@@ -40,7 +40,7 @@ def stored_groups(
 )->tuple:             # (list of dicts id, step, score, at, out; {(step, group): its number in that list})
     "Every stored group, where it was replayed, and when it left the buffer."
     rows,places_filled = [o for g in by_step.values() for o in g],{}
-    evicted = {i:places[o['step']] for o in reversed(rows) for i in o.get('evicted') or ()}
+    evicted = {i:places[o['step']] for o in rows for i in o.get('evicted') or ()}
     def entry(o, at):
         return {k:o.get(k) for k in ('id','step','score')}|dict(at=at, out=evicted.get(o.get('id')))
     out = [entry(o, [places[o['step']], o['group']]) for o in rows if o.get('id') is not None]
