@@ -55,8 +55,7 @@ def _step_again(rows, step, buf, run, tolerance):
     if tolerance is not None:
         for o,d,why in zip(sampled, *_dead_of(sampled, run, tolerance)): o |= dict(dead=d, dead_reason=why)
     for o in sampled:
-        o |= dict(outcome='kept' if o['dead'] else 'trained', replacement=None, id=None, score=_score(o),
-            evicted=None)
+        o |= dict(outcome='kept' if o['dead'] else 'trained', replacement=None, id=None, score=_score(o))
     dead,live = ([o for o in sampled if bool(o['dead'])==d] for d in (True, False))
     came_beside,replacements = _draw(buf, dead, len(beside), step, run)
     for o,e in zip(dead, replacements): o |= dict(replacement=_replacement_of(e), outcome='replaced')
