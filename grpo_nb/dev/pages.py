@@ -36,7 +36,7 @@ def stage_cell(
     c['source'] = re.sub(r'^#\|.*\n?', '', source, flags=re.M).strip('\n')
     tag,label = _fold(said, fold_label(source), about.get('tags', []))
     if not c['source'] and tag!='remove-cell': tag = 'remove-input'
-    about['tags'] = [tag] if tag else []
+    about['tags'] = [*about.get('tags', []), *filter(None, [tag])]
     shown = dict(code_prompt_show=label, code_prompt_hide=label) if label else {}
     if alt := said.get('fig-alt', '').strip('"'): shown['image'] = dict(alt=alt)
     if shown: about['mystnb'] = shown
