@@ -76,7 +76,7 @@ T --reward r.py:bad                         | bad
 T --model ./nowhere                         | no such folder
 T --model nowhere/                          | no such folder
 T --model folder/nowhere                    | no such folder
-T --model model                             | no config.json
+T --model model                             | model can't be loaded
 T --model ok.jsonl                          | ok.jsonl
 T extra                                     | 'extra' belongs to no option
 T -x                                        | no option '-x'
