@@ -158,8 +158,8 @@ def batch_command(
 )->None:
     "Say what TRL's batch numbers come to, and which group size would teach the most."
     plan = batch_plan(num_generations, per_device_train_batch_size, gradient_accumulation_steps, world_size,
-        steps_per_generation or None, None, num_iterations, pass_rates, mean_length)
+        steps_per_generation or None, None, num_iterations, tuple(pass_rates), mean_length)
     print('\n'.join(f'{k+":":<26}{v}' for k,v in plan_lines(plan)))
     N = plan['completions']
-    best,_ = best_group_size(N, pass_rates)
+    best,_ = best_group_size(N, tuple(pass_rates))
     print(f"{'best group size:':<26}{best} for {N} completions at these pass rates")
