@@ -1,6 +1,6 @@
 """Records as other frameworks write them today, in their own folders: read whole, read damaged, and what is
 left out said. The shapes are from their writers' code and documentation."""
-import gzip, json, shutil, sqlite3
+import gzip, json, random, shutil, sqlite3
 from contextlib import closing
 from pathlib import Path
 import pytest
@@ -288,16 +288,22 @@ def test_a_sampler_that_disagrees_is_named_with_the_token(tmp_path):
     (tmp_path/'b').mkdir()
     assert 'sampler-disagrees' not in [f.name for f in diagnose(with_nodes(tmp_path/'b', chain, 12))]
 
-@pytest.mark.parametrize('trace,cut', [
-    (dict(calls=[dict(node=3, finish_reason='length')]), True),
-    (dict(calls=[], stop_condition='max_turns'), True),
-    (dict(calls=[dict(node=1, finish_reason='length'), dict(node=3, finish_reason='stop')]), False),
-    (dict(calls=[dict(node=3, finish_reason='stop'),
-        dict(node=None, finish_reason='length', error=dict(type='E'))]), False)], ids=str)
-def test_an_answer_that_a_limit_ended_is_cut_off(trace, cut, tmp_path):
-    run = with_nodes(tmp_path, chain, **trace)
-    assert run.rows[0]['truncated']==[cut]*4
-    assert run.history['completions/clipped_ratio'].tolist()==[float(cut)]
+@pytest.mark.parametrize('seed', range(40))
+def test_an_answer_is_cut_off_if_a_limit_ended_its_last_call(seed):
+    from grpo_nb.see.readers.verifiers import episode_rows
+    rng = random.Random(seed)
+    trace,calls = dict(nodes=chain(1., 0)),[]
+    for _ in range(rng.randint(0, 3)):
+        reason,failed = rng.choice([None, 'stop', 'length', 'length']),rng.random()<.2
+        calls.append(dict(node=1, finish_reason=reason)|(dict(error=dict(type='E')) if failed else {}))
+    ends = [o['finish_reason'] for o in calls if 'error' not in o and o['finish_reason']]
+    if rng.random()<.7: trace['calls'] = calls
+    else: ends = []
+    if rng.random()<.5: trace['stop_condition'] = rng.choice([None, 'done', 'max_turns', 'max_total_tokens'])
+    row, = episode_rows(dict(traces=[trace]))
+    stop = trace.get('stop_condition') or ''
+    if not ends and 'stop_condition' not in trace: assert 'is_truncated' not in row   # it does not say
+    else: assert row['is_truncated']==(stop.startswith('max') or bool(ends) and ends[-1]=='length')
 
 def test_traces_that_branch_and_lists_of_unequal_length_are_counted(tmp_path):
     forks = [*chain(0., 1)[:3], node('assistant', 'second', 0, (7,))],chain(0., 1)[1:]

@@ -162,6 +162,17 @@ def test_a_resumed_run_of_two_event_files_says_what_the_second_says(tmp_path):
     assert run.history['reward'].tolist()==pytest.approx([.1, .6, .7, .8])
     assert any('steps from 2 on were logged again after step 3, by a resumed run' in o for o in run.notes)
 
+@pytest.mark.parametrize('n', [1, 2, 6, 7, 9])
+def test_launches_of_tensorboard_are_counted_and_six_of_them_named(n, tmp_path):
+    for i in range(n): events(tmp_path/f'launch{i}', [(2*i, .5), (2*i+1, .5)])
+    for i in range(n):
+        at = next((tmp_path/f'launch{i}').glob('events*'))
+        at.rename(at.with_name(f'events.out.tfevents.{i+1:010}.here'))
+    run = open_run(tmp_path)
+    assert run.history['step'].tolist()==[*range(2*n)] and run.history['reward'].tolist()==[.5]*2*n
+    named = ', '.join(f'launch{i} (steps {2*i} to {2*i+1})' for i in range(min(n, 6)))
+    assert run.notes==([f"{n} event files: {named}{' …'*(n>6)}."] if n>1 else [])
+
 def test_held_out_sets_and_training_in_one_event_file_lose_no_step(tmp_path):
     "TRL writes both sets as `eval/reward`, and a file of events is read tag by tag"
     SummaryWriter = pytest.importorskip('torch.utils.tensorboard').SummaryWriter

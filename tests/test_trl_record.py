@@ -312,6 +312,7 @@ def test_two_processes_leave_one_record(tmp_path, scene):
                     n['prompt_key'])==(b['step'],
                     step-b['step'],b['prompt'],b['completions'],b['rewards'],b['prompt_key']) and o['dead']
         for o in rows:
+            assert [*map(len, o['tokens'])]==o['n_tokens']   # those of every process
             if o['id'] is not None: assert o['id'] not in born; born[o['id']] = o
     assert sum(o['replacement'] is not None for o in r.rows)>1
     assert (Opened(inspector_html(r)).by()>=0).any()

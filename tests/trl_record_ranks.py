@@ -16,6 +16,7 @@ def rewards(completions, prompts, **kw):
 kw = dict(local=dict(replay_scope='local'), shared={}, straddle=dict(per_device_train_batch_size=5,
     steps_per_generation=2))[scene]
 t = T.trainer(rewards, args=T.config(**(dict(output_dir=str(out), max_steps=6, per_device_train_batch_size=8,
-    steps_per_generation=2, learning_rate=5e-3, lr_scheduler_type='constant', replay_buffer_size=4) | kw)))
+    steps_per_generation=2, learning_rate=5e-3, lr_scheduler_type='constant', replay_buffer_size=4,
+    record_tokens=True) | kw)))
 got = T.spy(t); t.train()
 torch.save(dict(batches=got), out/f'facts{rank}')
