@@ -288,6 +288,22 @@ def test_a_sampler_that_disagrees_is_named_with_the_token(tmp_path):
     (tmp_path/'b').mkdir()
     assert 'sampler-disagrees' not in [f.name for f in diagnose(with_nodes(tmp_path/'b', chain, 12))]
 
+@pytest.mark.parametrize('seed', range(30))
+def test_a_batch_in_one_record_is_a_row_for_each_answer_or_named(seed):
+    from grpo_nb.see.readers import table_rows
+    rng = random.Random(seed)
+    n = rng.randint(1, 3)
+    o = dict(prompt=[f'q{i}' for i in range(n)], completion=[f'a{i}' for i in range(n)], step='7')
+    names = rng.sample(['score','advantages','fluency'], rng.randint(0, 3))
+    for k in names: o[k] = [i/4 for i in range(n+rng.choice([0, 0, 0, 1, -1]))]
+    odd = [k for k in names if len(o[k])!=n]
+    rows,notes = table_rows([dict(prompt='one', completion='text'), o])
+    assert rows[0]==dict(prompt='one', completion='text')
+    if odd:
+        assert rows[1:]==[] and notes==[f'left out 1 of 2 records: a batch of {n} completions with '
+            f'{len(o[odd[0]])} values of `{odd[0]}`.']
+    else: assert rows[1:]==[{k:v if k=='step' else v[i] for k,v in o.items()} for i in range(n)] and notes==[]
+
 @pytest.mark.parametrize('seed', range(40))
 def test_an_answer_is_cut_off_if_a_limit_ended_its_last_call(seed):
     from grpo_nb.see.readers.verifiers import episode_rows

@@ -1,5 +1,5 @@
 "The buffer's second life by another road, and what the inspector opens"
-import json, re, statistics
+import json, random, re, statistics
 import pytest, torch
 from grpo_nb.inspector import *
 from grpo_nb.inspector import WHAT_IFS
@@ -111,6 +111,25 @@ def test_tolerance_decides_who_is_dead(tmp_path):
     assert why(None)==[None, None, 'float-noise', 'all-right', 'all-wrong', 'equal']
     assert (why(0.06)[0] == 'within-tolerance' and why(0.06)[1] is None
             and why(1.0)[1] == 'within-tolerance' and why(0.0)[2] is None)
+
+@pytest.mark.parametrize('seed', range(24))
+def test_a_tolerance_is_asked_of_the_sum_of_rewards_or_of_each(seed, tmp_path):
+    rng = random.Random(seed)
+    by = [[[rng.choice([0., .5, 1.]) for _ in range(3)] for _ in range(6)] for _ in range(2)]
+    for b in range(2): by[1][b] = [1-x for x in by[0][b]]   # their sum has no spread
+    how,weights = rng.choice([None,'sum_then_normalize','normalize_then_sum']),rng.choice([[1., 1.], [1.,
+        0.], [1., -1.]])
+    total = [[sum(w*x for w,x in zip(weights, o)) for o in zip(*g)] for g in zip(*by)]
+    args = dict(reward_weights=weights)|(dict(multi_objective_aggregation=how) if how else {})
+    rec = Recorder(tmp_path, settings=dict(args=args))
+    rec.write_groups(1, group_rows(1, list('abcdef'), ['x']*18, total, rewards_by_func=dict(f=by[0], g=by[1]),
+        advantages_before=[[0.]*3]*6))
+    def spread(x): return max(x)-min(x)
+    for tolerance in (.1, .5, .7):
+        each = [[g for w,g in zip(weights, o) if w] for o in zip(*by)]
+        want = [all(spread(g)<=tolerance for g in o) for o in each] if how=='normalize_then_sum' else \
+            [spread(o)<=tolerance for o in total]
+        assert [o['dead'] for o in what_if(tmp_path, tolerance=tolerance).rows]==want
 
 def test_a_what_if_keeps_the_reasons_on_the_files_own_scale(tmp_path):
     "Rewards of -1 and 2 are wrong and right there, so they are in a what-if"

@@ -1,5 +1,5 @@
 "What is not read is named, and of what is not in the record nothing is said: one rule for every reader"
-import json
+import json, random
 import pytest
 from grpo_nb.see.findings import diagnose_rows
 from grpo_nb.see.readers import diagnose, judge_run, open_run
@@ -209,3 +209,69 @@ def test_a_table_is_known_by_a_metric_or_by_two_columns_of_rollouts(head):
     assert _kind(f'{head}\n1,2,3\n', 'a text')=='.csv'
     for other in ('reward', 'prompt,of,mine', 'a,b,c'):
         with pytest.raises(ValueError, match='a text has no metrics that we know'): _kind(other, 'a text')
+
+# ---- how much is named
+@pytest.mark.parametrize('seed', range(24))
+def test_the_longest_of_several_runs_is_read_and_six_are_named(seed):
+    from grpo_nb.see.readers.table import only_one_run
+    rng = random.Random(seed)
+    sizes = {f'r{i}':rng.randint(1, 4) for i in range(rng.randint(1, 9))}
+    rows = [dict(step=i, reward=i/4, seed=3)|dict(run=k) for k,n in sizes.items() for i in range(n)]
+    rng.shuffle(rows)
+    rows.append(dict(step=0, reward=9.))   # of no run
+    order = list(dict.fromkeys(o['run'] for o in rows if 'run' in o))
+    got,notes = only_one_run(rows, 'a.csv', log=True)
+    if len(sizes)<2: return_all = (rows, [])
+    else:
+        longest = max(sizes.values())
+        own = [k for k in order if sizes[k]==longest][-1]
+        named = ', '.join(f'{k!r} ({sizes[k]} rows)' for k in order[:6])+' …'*(len(order)>6)
+        return_all = [o for o in rows
+            if o.get('run')==own],[f'a.csv holds {len(order)} runs, {named}: this is '
+            f'{own!r}, and the others are not read.']
+    assert (got, notes)==return_all
+
+@pytest.mark.parametrize('seed', range(24))
+def test_the_last_of_several_values_at_a_step_is_read_and_five_metrics_are_named(seed):
+    from grpo_nb.see.readers.history import join_launches
+    rng = random.Random(seed)
+    names = rng.sample(['reward','loss','kl','entropy','grad_norm','learning_rate','eval_a','eval_b'],
+        rng.randint(1, 8))
+    rows,several = [],{}
+    for step in range(rng.randint(1, 4)):
+        rows.append(dict(step=step)|{k:.5 for k in names})
+        for k in names:
+            if rng.random()<.4:
+                x = rng.choice([.5, .75])   # the same value again is none of several
+                rows.append({'step':step, k:x})
+                if x!=.5: several.setdefault(k, set()).add(step)
+    run,notes = join_launches(rows)
+    assert run==rows
+    told = ', '.join([*several][:5])+', …'*(len(several)>5)
+    n = max(map(len, several.values()), default=0)
+    assert notes==([f'{told}: several values at {n} of the steps, of which the last is read.']
+        if several else [])
+
+@pytest.mark.parametrize('seed', range(24))
+def test_launches_are_cut_where_training_is_logged_again(seed):
+    "A run that goes on from where it was, and another that begins anew"
+    from grpo_nb.see.readers.history import join_launches
+    rng = random.Random(seed)
+    rows,want,said,last = [],[],[],None
+    for launch in range(rng.randint(1, 4)):
+        first = 1 if last is None else rng.randint(1, last)
+        n = rng.randint(first if last is None else 1, 6)
+        new = [dict(step=first+i, reward=launch+i/8) for i in range(n)]
+        rows += new
+        if last is not None and first<last:
+            if first>want[0]['step']:
+                want = [o for o in want if o['step']<first]
+                said.append(f'steps from {first} on were logged again after step {last}, by a resumed')
+            else:
+                said.append(f'the steps begin again at {first} after step {last}: {len(want)} rows before')
+                want = []
+        elif last is not None: return   # several values at one step
+        want = want+new
+        last = max(o['step'] for o in want)
+    got,notes = join_launches(rows)
+    assert got==want and len(notes)==len(said) and all(o.startswith(s) for o,s in zip(notes, said))

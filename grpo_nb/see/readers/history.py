@@ -26,7 +26,8 @@ def _split_launches(rows):
         again = [k for k in o if _is_curve(k) and (step, k) in seen and seen[step, k]!=o[k]]
         if step<last and not all(k.startswith('eval') for k in again):
             launches.append([])
-            seen,last = {},-math.inf
+            seen = {at:v for at,v in seen.items() if at[0]<step}   # a resumed run goes on from there
+            last = -math.inf
         else:
             for k in again: several.setdefault(k, set()).add(step)
         launches[-1].append(o)
