@@ -1,10 +1,11 @@
 """The problem sets: a student's folder, made, solved and graded; each check against wrong answers
 that a student would give; hand-ins that can't be graded, and what is said of them"""
 
-import csv, json, math, random, re, shutil, statistics, subprocess, sys
+import copy, csv, json, math, random, re, shutil, statistics, subprocess, sys
 from pathlib import Path
 from types import ModuleType
 import nbformat, pytest, torch
+from tokenizers.processors import TemplateProcessing
 from nbclient import NotebookClient
 from scipy.stats import nct
 from grpo_nb.teach import classroom
@@ -795,7 +796,10 @@ def test_points_and_what_was_lost_are_told_by_set(seed):
 def test_groups_written_by_hand_become_rows_of_one_size():
     from grpo_nb.advantages import group_advantages
     from grpo_nb.tiny_qwen import load_model
-    tok = load_model('tiny')[1]
+    tok = copy.deepcopy(load_model('tiny')[1])
+    start = TemplateProcessing(single='<|im_start|> $A', special_tokens=[('<|im_start|>', 258)])
+    tok.backend_tokenizer.post_processor = start   # as many tokenizers begin a text
+    assert tok('1')['input_ids'][0]==258
     groups = [dict(prompt=[dict(role='user', content=q)], completions=texts, rewards=[1., 0., i/2])
         for i,(q,texts) in enumerate([('1+1=', ['2', 'it is 3', '']), ('20+20=', ['40', '4', '44 or so'])])]
     x = classroom.rollouts_from_text(tok, groups)

@@ -391,7 +391,7 @@ def test_of_a_folder_every_file_is_read_or_named(steps, name, log, others):
             with pytest.raises(ValueError, match=says): open_run(d)
             return
         run = open_run(d)
-    assert sorted((o['step'], o['group'], o['rewards'], o['completions']) for o in run.rows)==[
+    assert [(o['step'], o['group'], o['rewards'], o['completions']) for o in run.rows]==[
         (s, 0, [float(s%2==0), float(s%2==1)], [f'{s}.0', f'{s}.1']) for s in sorted(steps)]
     want = [o['reward'] for o in curve] if log else [9.] if second else [.5]*len(steps)
     assert run.history['reward'].tolist()==want

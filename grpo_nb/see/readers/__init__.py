@@ -144,6 +144,7 @@ def _read_folder(folder, columns, has_log=False):
             notes += more
             used.add(f)
     unread = _unread_note(folder, used)
+    found.sort(key=lambda o: tables.index(o[0]))
     return rows,found,_counted_once(notes)+[unread]*bool(unread)
 
 def _counted_once(notes):
