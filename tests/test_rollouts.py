@@ -187,27 +187,12 @@ def test_held_out_sets_and_training_in_one_event_file_lose_no_step(tmp_path):
     for name in ('easy','hard'): assert run.history[f'eval/{name}_loss'].dropna().tolist()==[.5]*2
     assert run.notes==['eval/reward: several values at 2 of the steps, of which the last is read.']
 
-def test_two_answers_are_a_group_one_is_none_and_a_gap_in_the_advantages_leaves_them_out():
-    rows = [dict(prompt=p, completion=c, reward=r, advantage=a)
-        for p,c,r,a in (('a','1',0.,-1.), ('a','2',1.,1.), ('b','1',0.,-1.), ('b','2',1.,None),
-            ('c','1',1.,0.))]
-    groups,alone,_ = rows_to_groups(rows)
-    assert [(o['prompt'], o['rewards'], o['advantages']) for o in groups]==[
-        ('a', [0., 1.], [-1., 1.]), ('b', [0., 1.], None)] and alone==1
-
 def test_rewards_that_differ_by_rounding_alone_are_a_dead_group_of_a_foreign_table(tmp_path):
     rows = [dict(prompt=p, completion=c, reward=r)
         for p,c,r in (('a','1',.1+.2), ('a','2',.3), ('b','1',0.), ('b','2',1.))]
     (tmp_path/'rollouts.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows))
     got = open_run(tmp_path/'rollouts.jsonl').rows
     assert [(o['dead'], o['dead_reason']) for o in got]==[(True, 'float-noise'), (False, None)]
-
-def test_all_wrong_and_all_right_are_the_ends_of_the_files_own_scale(tmp_path):
-    both = dict(wrong=(-1., -1.), right=(2., 2.), mixed=(-1., 2.), half=(1., 1.), nothing=(0., 0.))
-    rows = [dict(prompt=p, completion=f'{i}', reward=r) for p,o in both.items() for i,r in enumerate(o)]
-    (tmp_path/'rollouts.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in rows))
-    got = {o['prompt']:o['dead_reason'] for o in open_run(tmp_path/'rollouts.jsonl').rows}
-    assert got==dict(wrong='all-wrong', right='all-right', mixed=None, half='equal', nothing='equal')
 
 def test_in_a_csv_false_is_false_and_half_a_last_line_is_no_nan(tmp_path):
     "A CSV has no words for True and False but these, and one that grows ends in the middle of a row"
