@@ -133,12 +133,6 @@ def test_a_stream_that_ends_before_the_first_step_is_an_error():
             match='ended before its first step: .* the 4 prompts of one generation batch'):
         t.train()
 
-def test_logits_that_overflow_are_told_from_broken_weights():
-    t = T.trainer(max_grad_norm=0.)
-    t.args.learning_rate = 1e10   # a config refuses it
-    with pytest.raises((RuntimeError, ValueError)) as e: t.train()
-    assert 'learning_rate' in str(e.value)+' '.join(getattr(e.value, '__notes__', []))
-
 @pytest.fixture(scope='module')
 def saved(tmp_path_factory):
     "Runs with a checkpoint after each of two steps: `whole` between batches, `mid` within one."
