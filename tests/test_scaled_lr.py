@@ -4,7 +4,7 @@ from contextlib import contextmanager, redirect_stdout
 import pytest, torch
 from grpo_nb import trainer as tr
 from grpo_nb.parts.groups import live_groups, lr_factor
-from grpo_nb.run.optim import MasterAdamW, RowsAdamW, scaled_step
+from grpo_nb.run.optim import MasterAdamW, scaled_step
 from grpo_nb.tiny_qwen import load_model
 from grpo_nb.trainer import TrainConfig, init_state, train, train_batch
 
@@ -120,7 +120,7 @@ def test_a_run_resumes_to_the_bit(tmp_path):
     with pytest.raises(ValueError, match='scale_lr_by_alive: sqrt then, none now'):
         train(*load_model('tiny'), ROWS, reward, args, scale_lr_by_alive='none', resume_from_checkpoint=True)
 
-@pytest.mark.parametrize('kind', [torch.optim.AdamW, MasterAdamW, RowsAdamW])
+@pytest.mark.parametrize('kind', [torch.optim.AdamW, MasterAdamW])
 def test_every_optimizer_of_a_run_takes_the_scaled_step(kind):
     def after(factor, lr):
         dtype = torch.bfloat16 if kind is MasterAdamW else torch.float32

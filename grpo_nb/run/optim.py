@@ -10,24 +10,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 import torch
 from torch import nn
-from torch.optim.adamw import adamw
-from ..parts.fast_path import trim_heap
 from .config import RunConfig
 
 # %% ../../nbs/run/optim.ipynb #40e153b1
-class _AdamW(torch.optim.AdamW):
-    "AdamW that moves the weights by `_move`, which a subclass has, after the closure."
-    @torch.no_grad()
-    def step(self,
-        closure:Callable|None=None,  # computes gradients, and returns the loss
-    )->Any:                          # what `closure` returned
-        "One step."
-        with torch.enable_grad(): loss = None if closure is None else closure()
-        self._move()
-        return loss
-
-class MasterAdamW(_AdamW):
-    "AdamW that steps on float32 copies of the weights, which take over the rounded result."
+class MasterAdamW(torch.optim.AdamW):
+    "AdamW that steps on float32 copies of the weights."
     def __init__(self,
         weights:Iterable, # iterable of parameters, of any floating dtype
         **kwargs:Any,    # of `torch.optim.AdamW`
@@ -36,12 +23,18 @@ class MasterAdamW(_AdamW):
         self.masters = [p.detach().float().clone() for p in self.weights]
         super().__init__(self.masters, **kwargs)
 
-    def _move(self):
+    @torch.no_grad()
+    def step(self,
+        closure:Callable|None=None,  # computes gradients, and returns the loss
+    )->Any:                          # what `closure` returned
+        "One step of the masters; the weights take over the rounded result."
+        with torch.enable_grad(): loss = None if closure is None else closure()
         for m,p in zip(self.masters, self.weights): m.grad = None if p.grad is None else p.grad.float()
-        torch.optim.AdamW.step(self)
+        super().step()
         for m,p in zip(self.masters, self.weights):
             p.copy_(m)
             m.grad = None
+        return loss
 
     def zero_grad(self, set_to_none:bool=True)->None:
         for p in self.weights: p.grad = None
@@ -52,40 +45,6 @@ class MasterAdamW(_AdamW):
     def load_state_dict(self, state:dict)->None:
         super().load_state_dict({k:v for k,v in state.items() if k!='masters'})
         for m,saved in zip(self.masters, state['masters']): m.copy_(saved)
-
-# %% ../../nbs/run/optim.ipynb #b10c5a02
-ROWS_MIN_NUMBERS = 10_000_000 # numbers in a weight; smaller ones are stepped whole
-_BLOCK = 2**20                # numbers in a block of rows, about
-
-class RowsAdamW(_AdamW):
-    "AdamW that steps large weights a block of rows at a time: the same bits, without copies of them."
-    def _move(self):
-        steps = [(g, p, p.grad) for g in self.param_groups for p in g['params']]
-        large = [o for o in steps if o[1].numel()>=ROWS_MIN_NUMBERS and o[2] is not None]
-        for _,p,_ in large: p.grad = None   # AdamW passes over it
-        torch.optim.AdamW.step(self)
-        for group,p,grad in large:
-            p.grad = grad
-            self._step_rows(group, p)
-
-    def _step_rows(self, group, p):
-        "One step of one weight."
-        s = self.state[p]
-        if not s:
-            s['step'] = torch.tensor(0.)
-            for k in ('exp_avg','exp_avg_sq'): s[k] = torch.zeros_like(p)
-        beta1,beta2 = group['betas']
-        settings = {k:group[k] for k in ('lr','weight_decay','eps')}
-        tensors = p,p.grad,s['exp_avg'],s['exp_avg_sq']
-        for block in zip(*(o.split(max(1, _BLOCK*len(p)//p.numel())) for o in tensors)):
-            count = s['step'].clone()
-            adamw(*([o] for o in block), [], [count], foreach=False, amsgrad=False, maximize=False,
-                beta1=beta1, beta2=beta2, **settings)
-        s['step'] = count
-
-    def zero_grad(self, set_to_none:bool=True)->None:
-        super().zero_grad(set_to_none)
-        trim_heap()
 
 # %% ../../nbs/run/optim.ipynb #106f192d
 FOREACH_MAX_PARAMS = 50_000_000 # weights; all at a time is quicker, and takes another copy of them
@@ -99,9 +58,7 @@ def make_optimizer(
     weights = list(model.parameters())
     short = any(p.is_floating_point() and p.dtype.itemsize<4 for p in weights)
     few = sum(p.numel() for p in weights)<=FOREACH_MAX_PARAMS
-    on_cpu = all(p.device.type=='cpu' for p in weights)
-    plain = RowsAdamW if on_cpu and not few else torch.optim.AdamW
-    opt = (MasterAdamW if short else plain)(weights, lr=args.learning_rate,
+    opt = (MasterAdamW if short else torch.optim.AdamW)(weights, lr=args.learning_rate,
         weight_decay=args.weight_decay, foreach=few or None)
     kind = args.lr_scheduler_type
     if args.warmup_steps and kind=='constant': kind = 'constant_with_warmup'
