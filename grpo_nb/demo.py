@@ -139,13 +139,13 @@ def train_and_evaluate(
     train_s,after,out = time.perf_counter()-t1,measure(run.step),Path(args.output_dir)
     summary = _run_summary(run, before, after, train_s)|info|dict(samples=_samples(held_out, before, after))
     save_json(out/'summary.json', summary)   # which the pages show
-    found,_ = judge_run(read_run(out))
+    judged,_ = judge_run(read_run(out))
     report = write_report(out)
     write_inspector(out)
-    summary |= dict(verdict=asdict(found), total_s=time.perf_counter()-t0)
+    summary |= dict(verdict=asdict(judged), total_s=time.perf_counter()-t0)
     save_json(out/'summary.json', summary)
     print(f'after:  {_measured(after)}\n{run.step} steps, {run.num_tokens:,} tokens in {train_s:.0f} s; '
-        f"{summary['dead']} of {summary['groups']} groups were dead\n\n{found}")
+        f"{summary['dead']} of {summary['groups']} groups were dead\n\n{judged}")
     for o in summary['samples'][:2]:
         text = f"\n{o['prompt']}\n  before: {o['before'].strip()}\n  after:  {o['after'].strip()}"
         print(escape_controls(text))

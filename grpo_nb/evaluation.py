@@ -87,6 +87,8 @@ def evaluate(
     a problem without any reward has None in `num_correct`.
     """
     check_stop(measures=True)   # not of a run that a signal stopped
+    if k and k>num_samples:
+        raise ValueError(f'pass@{k} needs {k} samples of a problem: `num_samples` is {num_samples}')
     funcs = list(reward_funcs) if isinstance(reward_funcs, (list,tuple)) else [reward_funcs]
     gen = torch.Generator(model.device).manual_seed(seed)
     log,start = RewardLog(trainer_state),template_start(tokenizer)

@@ -65,7 +65,7 @@ class Rollouts(Groups):
     completion_mask:Tensor    # (B, G, T) bool, true up to and including the first end token
     old_logps:Tensor          # (B, G, T) float32 nats, of the policy that sampled; 0 where masked
     rewards:Tensor|None=None  # (B, G) float32
-    advantages:Tensor|None=None # (B, G) float32, or (B, G, T) where a method weighs tokens
+    advantages:Tensor|None=None # (B, G) float32, or (B, G, T) where a strategy weighs tokens
     ref_logps:Tensor|None=None # (B, G, T) float32 nats, of the frozen reference; 0 where masked
     prompt_key:Tensor|None=None # (B,) int64, row of the prompt in its dataset
     step:Tensor|None=None     # (B,) int64, the optimizer step at which the group was sampled

@@ -103,3 +103,7 @@ def test_a_seed_gives_the_same_answers_and_the_best_token_needs_none(tiny):
         seed=1)==texts(temperature=0.)
     short = texts(max_completion_length=1)
     assert all(len(tiny[1](o)['input_ids'])<=1 for o in short)
+
+def test_more_answers_than_are_sampled_can_not_be_asked_for():
+    with pytest.raises(ValueError, match='pass@8 needs 8 samples of a problem: `num_samples` is 1'):
+        evaluate(None, None, [], [], k=8)

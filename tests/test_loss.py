@@ -277,3 +277,26 @@ def test_a_loss_may_have_a_divisor_of_its_own():
         with pytest.raises(ValueError, match="no divisor 'root'"): TrainConfig(loss_type='lost')
     finally:
         for k in ('rooted','lost'): LOSSES.pop(k, None)
+
+@pytest.mark.parametrize('name', ['sapo','vespo','cispo'])
+def test_a_loss_given_as_its_function_is_the_registered_one(name):
+    from grpo_nb.run.config import TrainConfig
+    g = torch.Generator().manual_seed(0)
+    logps,old = (-torch.rand(2, 3, 4, generator=g) for _ in range(2))
+    x = LossInputs(logps, old, torch.randn(2, 3, generator=g), torch.rand(2, 3, 4, generator=g)<.7)
+    options = dict(epsilon_high=5.) if name=='cispo' else {}
+    by_name,by_function = (policy_loss(x, LossSettings(o, **options)) for o in (name, LOSSES[name]))
+    assert torch.equal(by_name.loss, by_function.loss)
+    assert metrics_of_output(by_name)==metrics_of_output(by_function)
+    if name=='cispo':
+        with pytest.raises(ValueError, match='epsilon_high'): TrainConfig(loss_type=LOSSES[name])
+    else: assert TrainConfig(loss_type=LOSSES[name], **options).loss_type==name
+
+def metrics_of_output(out):
+    from grpo_nb.parts.loss_metrics import loss_metrics
+    return loss_metrics(out)
+
+def test_the_function_of_several_losses_has_what_they_share():
+    from grpo_nb.parts.loss_inputs import loss_traits
+    shared = [loss_traits(k) for k,f in LOSSES.items() if f is clipped_objective]
+    assert len(shared)>1 and loss_traits(clipped_objective)==shared[0]|dict(divisor='dapo')

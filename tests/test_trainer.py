@@ -374,6 +374,24 @@ def failing(at):
     parity_but.__name__ = 'parity'
     return parity_but
 
+def test_no_checkpoint_is_said_to_be_before_a_batch_that_changed_the_buffer(tmp_path):
+    class Breaks(Replay):
+        def process_batch(self, batch, dead=None, step=0, **kw):
+            out = super().process_batch(batch, dead, step, **kw)
+            if step==4: raise KeyError('my mistake')
+            return out
+    with pytest.raises(KeyError, match='my mistake') as e:
+        train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(tmp_path), save_steps=99),
+            strategy=Breaks(8))
+    notes = ' '.join(e.value.__notes__)
+    assert 'raised at step 4' in notes and 'holds all' not in notes and not checkpoint_folders(tmp_path)
+
+def test_a_priority_may_be_a_function():
+    def uniform(entries, now): return [1.]*len(entries)
+    a,b = (train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=6, replay_priority=o))
+        for o in (uniform, 'uniform'))
+    assert torch.equal(flat(a.model), flat(b.model))
+
 @pytest.mark.parametrize('strategy', [None, 'skip', 'dynamic'])
 def test_a_reward_that_fails_in_the_middle_costs_one_batch(strategy, tmp_path):
     args = dict(max_steps=12, save_steps=99)

@@ -396,3 +396,14 @@ def test_numbers_that_a_run_did_not_get_to_log_are_not_in_the_next_ones():
     t.train()
     n = torch.cat([b['completion_mask'].sum(1) for b in got[3:5]]).float().mean().item()
     assert t.state.log_history[0]['completions/mean_length']==pytest.approx(n)
+
+def of_mine(entries, now): return [e.score for e in entries]
+
+def test_a_priority_that_is_a_function_is_saved_by_its_name(tmp_path):
+    args = dict(output_dir=str(tmp_path), save_strategy='steps', save_steps=1, replay_priority=of_mine)
+    T.trainer(max_steps=2, **args).train()
+    T.trainer(max_steps=3, **args).train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match='replay_priority=of_mine, this run has uniform'):
+        T.trainer(max_steps=4, **args|dict(replay_priority='uniform')).train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match='a lambda or lies within a function'):
+        T.config(replay_priority=lambda entries, now: [1.]*len(entries))

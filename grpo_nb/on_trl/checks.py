@@ -34,12 +34,12 @@ def check_arguments(
     given = inspect.signature(GRPOTrainer.__init__).bind(None, *args, **kwargs).arguments
     given.pop('self')
     given['args'] = a = check_settings_class(given['model'], given.get('args'), config_class)
-    data,played = given.get('train_dataset'),given.get('environment_factory') is not None
+    data,prompts_from_env = given.get('train_dataset'),given.get('environment_factory') is not None
     columns = set(getattr(data, 'column_names', None) or ())
-    check_layout(a, columns, played)
+    check_layout(a, columns, prompts_from_env)
     check_images(columns, given)
     prompts,fingerprint = [],None
-    if isinstance(data, Dataset) and not played:   # a stream's rows are looked at as they come
+    if isinstance(data, Dataset) and not prompts_from_env:   # a stream's rows are looked at as they come
         prompts = validate_dataset(data, n_prompts(a), a.num_generations, most=10_000)
         fingerprint = dataset_fingerprint(data)   # for a resume
     if os.environ.get('RANK', '0')=='0':   # of several processes one warns

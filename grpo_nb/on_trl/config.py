@@ -46,7 +46,9 @@ def _check_replay_settings(a:GRPOConfig)->None:
     choices = {f.name:f.metadata['choices'] for f in fields(a) if 'choices' in f.metadata
         and f.name not in GRPOConfig.__dataclass_fields__}
     resolve(PRIORITIES, a.replay_priority, 'replay_priority')
-    _refuse((a.scale_lr_by_alive!='none' and a.deepspeed, '`scale_lr_by_alive` needs the moment before the '
+    _refuse(('<' in getattr(a.replay_priority, '__qualname__', ''), 'a `replay_priority` that is a lambda or '
+            'lies within a function cannot be saved with the run: define it at the top of a file'),
+        (a.scale_lr_by_alive!='none' and a.deepspeed, '`scale_lr_by_alive` needs the moment before the '
             'optimizer steps, and DeepSpeed steps within the backward pass: leave it out, or use FSDP'),
         (a.replay_stored_per_fresh and not a.replay_buffer_size,
             '`replay_stored_per_fresh` takes groups from the buffer: set `replay_buffer_size` above 0'))
@@ -66,7 +68,7 @@ def _check_replay_settings(a:GRPOConfig)->None:
 def check_layout(
     a:GRPOConfig,   # a `GRPOWithReplayBufferConfig`
     columns:set,    # of the training set
-    played:bool,    # does an environment give the prompts?
+    prompts_from_env:bool, # does an environment give the prompts?
 )->None:
     "ValueError where groups would not be whole where they need to be, or the buffer can't serve the data."
     rows,G = a.per_device_train_batch_size*a.steps_per_generation,a.num_generations
@@ -83,7 +85,7 @@ def check_layout(
             f'`replay_same_prompt_first` needs a buffer of its own on each process: {local}'),
         (images and shared,
             f'the data set has {images}, and images do not travel between processes: {local}'),
-        (played and k>1, 'an environment gives its own prompts: set `replay_stored_per_fresh=0`'))
+        (prompts_from_env and k>1, 'an environment gives its own prompts: set `replay_stored_per_fresh=0`'))
 
 # %% ../../nbs/on_trl/config.ipynb #117e471d
 @name_unknown_settings

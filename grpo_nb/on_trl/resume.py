@@ -102,8 +102,8 @@ class Resume:
     def replay_settings(self)->dict:
         "The settings that stored groups were stored under."
         t = self.trainer
-        own = {k:v for k,v in vars(t.args).items() if k=='dead_tolerance'
-            or k.startswith('replay_') and k!='replay_scope'}
+        own = {k:getattr(v, '__name__', v) for k,v in vars(t.args).items() if k=='dead_tolerance'
+            or k.startswith('replay_') and k!='replay_scope'}   # a priority may be a function
         if not t.args.replay_buffer_size: return own
         return own|dict(rewards=list(t.reward_func_names), reward_weights=t.reward_weights.tolist(),
             scale_rewards=t.scale_rewards, multi_objective_aggregation=t.multi_objective_aggregation)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from .validate import require
 from .ratios import ClipRange
-from .registry import LOSSES, parameter_names, resolve
+from .registry import LOSSES, parameter_names, registered_name, resolve
 
 # %% ../../nbs/parts/loss_inputs.ipynb #1e345e4b
 IS_WEIGHTS = ('token','none','truncated','sequence','decoupled')
@@ -82,8 +82,9 @@ def loss_traits(
     The loss type by whose rule its tokens are averaged, or a function that does it ('dapo' for one that does
     not say), whether it has PPO's clip, and whether a token without an advantage adds nothing to it.
     """
-    LOSSES.load()
-    about = LOSSES.about.get(loss_type, {})
+    names = [k for k,f in LOSSES.items() if k==loss_type or f is loss_type]   # a function may have several
+    first,*rest = [LOSSES.about.get(k, {}) for k in names] or [{}]
+    about = {k:v for k,v in first.items() if all(o.get(k)==v for o in rest)}
     return dict(divisor='dapo', clips=False, zero_without_advantage=False)|about
 
 @dataclass
@@ -106,6 +107,7 @@ class LossSettings:
     extra:dict=field(default_factory=dict)  # options of the loss itself: sapo_temperature_pos, …, or your own
 
     def __post_init__(self):
+        self.loss_type = registered_name(LOSSES, self.loss_type)
         require('epsilon', self.epsilon, self.epsilon>=0, '0 or more')
         require('delta', self.delta, self.delta is None or 0<self.delta<math.inf, 'None, or more than 0')
         require('top_entropy_quantile', self.top_entropy_quantile, 0<self.top_entropy_quantile<=1,

@@ -70,18 +70,21 @@ def replay_metrics(
 
 # %% ../../nbs/parts/loss_metrics.ipynb #0ad50012
 def restrict_output(
-    out:LossOutput, passed:Tensor,  # of `policy_loss`; (B, G, T) bool, tokens that went through the model
+    out:LossOutput, in_forward:Tensor,  # of `policy_loss`; (B, G, T) bool, tokens that went through the model
 )->LossOutput:
     "The same output for the record, in which the other tokens do not count."
-    return replace(out, inputs=replace(out.inputs, mask=passed))
+    return replace(out, inputs=replace(out.inputs, mask=in_forward))
 
 def minibatch_metrics(
-    out:LossOutput, passed:Tensor,  # as for `restrict_output`
+    out:LossOutput, in_forward:Tensor,  # as for `restrict_output`
 )->dict:                            # name -> float
-    "`loss_metrics`; entropy, ratios and effective sample sizes of what passed, and the share that didn't."
+    """`loss_metrics`, with the share of answers left out.
+
+    Entropy, ratios and effective sample sizes are of the tokens in the forward pass.
+    """
     mask = out.inputs.mask
-    if passed is mask: return loss_metrics(out)
-    own = loss_metrics(restrict_output(out, passed))
-    rows,some = mask.any(-1).sum().item(),passed.any(-1).sum().item()
+    if in_forward is mask: return loss_metrics(out)
+    own = loss_metrics(restrict_output(out, in_forward))
+    rows,some = mask.any(-1).sum().item(),in_forward.any(-1).sum().item()
     whole = {k:v for k,v in loss_metrics(out).items() if 'clip_ratio' in k}
     return own|whole|dict(frac_skipped=1-some/max(rows, 1))

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LOSSES', 'ADVANTAGES', 'STRATEGIES', 'PRIORITIES', 'TASKS', 'LOG_READERS', 'REGISTRIES', 'Registry', 'register',
-           'parameter_names', 'did_you_mean', 'resolve']
+           'registered_name', 'parameter_names', 'did_you_mean', 'resolve']
 
 # %% ../../nbs/parts/registry.ipynb #72750b6a
 import difflib, functools, importlib, importlib.util, inspect, sys
@@ -107,6 +107,15 @@ def _same(a, b):
     return a is b or one==other and '<' not in one and again
 
 # %% ../../nbs/parts/registry.ipynb #7630704d
+def registered_name(
+    registry:Mapping, # of functions
+    thing:Any,        # a name, or a function
+)->Any:               # a name; a function that has no name of its own there stays as it is
+    "The name under which `thing` is registered, so that what was registered with it holds for it too."
+    if isinstance(thing, str): return thing
+    names = [k for k,o in registry.items() if o is thing]
+    return names[0] if len(names)==1 else thing
+
 @functools.cache
 def parameter_names(
     f:Callable,   # a function, such as a table holds

@@ -23,7 +23,7 @@ def is_int(
     v:Any,      # a setting
     low:int=0,  # the smallest that will do
 )->bool:
-    "Is it a whole number of at least `low`? True and False are none."
+    "Is it a whole number of at least `low`? A bool does not count."
     return isinstance(v, Integral) and not isinstance(v, bool) and v>=low
 
 def require(

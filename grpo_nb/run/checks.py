@@ -62,6 +62,7 @@ def _check_replay(strategy, args):
     buffer,usual = getattr(strategy, 'buffer', None),TrainConfig.__dataclass_fields__
     for k in ('priority','age_limit','max_uses'):
         asked = getattr(args, f'replay_{k}')
+        asked = getattr(asked, '__name__', asked)   # a priority may be a function
         if asked not in (usual[f'replay_{k}'].default, getattr(buffer, k, None)):
             raise ValueError(f'`replay_{k}` is {asked!r}, strategy {strategy.name!r} does not know of it: '
                 f"use 'replay' by its name (with a buffer), or give `{k}` to the strategy")

@@ -13,7 +13,8 @@ from ..parts.validate import RULES, require, check_settings, config_field
 from ..parts.groups import LR_SCALES
 from ..parts.sampling import Sampling
 from ..parts.storage import ReplayOptions
-from ..parts.registry import ADVANTAGES, LOSSES, STRATEGIES, name_unknown_settings, resolve
+from ..parts.registry import (
+    ADVANTAGES, LOSSES, STRATEGIES, name_unknown_settings, registered_name, resolve)
 from ..parts.loss_inputs import (
     LossSettings, check_loss_options, loss_traits, parse_loss_kwargs, parse_correction)
 
@@ -90,6 +91,7 @@ class TrainConfig(RunConfig):
     def __post_init__(self):
         if isinstance(self.output_dir, (str,os.PathLike)):
             self.output_dir = os.path.expanduser(self.output_dir)
+        self.loss_type = registered_name(LOSSES, self.loss_type)
         check_config(self)
         super().__post_init__()   # how a token is drawn has rules of its own
 

@@ -64,7 +64,7 @@ class Findings(list):
     def faults(self)->list: return [o for o in self if o.fault]
     @property
     def plain(self)->list:
-        "Dicts of plain values, as JSON takes them; a number that is none is its name."
+        "Dicts of plain values, as JSON takes them; nan and inf become text."
         def whole(v): return str(v) if isinstance(v, float) and not math.isfinite(v) else v
         return [asdict(o)|dict(rows=[{k:whole(v) for k,v in r.items()} for r in o.rows]) for o in self]
 

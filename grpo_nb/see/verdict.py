@@ -45,7 +45,7 @@ def _hint(r):
 @dataclass
 class Verdict:
     "Did a run learn? In one sentence, with the likeliest cause and what to do."
-    learned:bool    # True, False, or None where the numbers do not decide
+    learned:bool|None # True, False, or None where the numbers do not decide
     sentence:str    # plain words with figures
     cause:str = ''  # the likeliest reason why not; '' where there is nothing to explain
     advice:str = '' # what to do; '' where there is nothing to do

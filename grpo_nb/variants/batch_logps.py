@@ -120,14 +120,15 @@ def needs_gradient(
 
 def update_logps(
     s:TrainState, batch:Groups, mask:Tensor,    # the run; as for `needs_gradient`
-)->tuple:         # logps with gradient and entropy, (B, G, T) nats; the tokens that passed through the model
+)->tuple:         # logps with gradient and entropy, (B, G, T) nats; the tokens that went through the model
     "Log-probs for the loss: of all that counts, or with `skip_zero_advantage` of what needs a gradient."
-    passed = needs_gradient(batch, mask) if s.args.skip_zero_advantage else mask
-    groups = passed.flatten(1).any(1)
-    if passed is mask or not groups.any():
-        return *compute_logps(s, s.model, batch.with_tensors(dict(completion_mask=mask)), entropy=True),passed
-    part = batch[groups].with_tensors(dict(completion_mask=passed[groups]))
+    in_forward = needs_gradient(batch, mask) if s.args.skip_zero_advantage else mask
+    groups = in_forward.flatten(1).any(1)
+    if in_forward is mask or not groups.any():
+        whole = batch.with_tensors(dict(completion_mask=mask))
+        return *compute_logps(s, s.model, whole, entropy=True),in_forward
+    part = batch[groups].with_tensors(dict(completion_mask=in_forward[groups]))
     new = compute_logps(s, s.model, part, entropy=True)
     at = groups.nonzero(as_tuple=True)
     logps,entropy = (o.new_zeros(mask.shape).index_put(at, o) for o in new)
-    return torch.where(passed, logps, batch.old_logps.to(logps)),entropy,passed
+    return torch.where(in_forward, logps, batch.old_logps.to(logps)),entropy,in_forward
