@@ -2,7 +2,7 @@
 again, and the same run on one process.
 
     grpo_nb get smollm2
-    python benchmarks/rehearsal.py nbs/results           # 23 minutes of processor time; 9 GB
+    python benchmarks/rehearsal.py nbs/results           # 16 minutes of two cores; 9 GB
     python benchmarks/rehearsal.py runs --model tiny     # the same in a minute or two
 
 Given again, the command goes on where it was. Three tables, for each seed and number of processes:
