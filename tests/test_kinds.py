@@ -124,13 +124,13 @@ def test_a_tokenizer_without_padding_trains_as_one_that_pads_with_its_end_token(
     assert tok.pad_token is None and a==b and all(torch.equal(x[k], y[k]) for k in x)
 
 # ---- pictures
-@pytest.mark.parametrize('column', ['image','images'])
+@pytest.mark.parametrize('column', ['image','images','audio','videos'])
 @pytest.mark.parametrize('table', [False, True])
 def test_rows_with_pictures_are_refused_wherever_the_picture_is(column, table):
     picture = Image.new('RGB', (8, 8))
     rows = [o|{column:None} for o in ROWS]
     train(*load_model('tiny'), rows, odd, TrainConfig(**SMALL))   # nothing to be seen
-    rows[5] = rows[5]|{column:picture if column=='image' else [picture]}
+    rows[5] = rows[5]|{column:[picture] if column[-1]=='s' else picture}
     if table: rows = Dataset.from_list(rows)
     m,tok = load_model('tiny')
     with pytest.raises(ValueError, match=f'{column}.*reads text only'):

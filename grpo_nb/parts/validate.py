@@ -10,7 +10,7 @@ __all__ = ['is_int', 'require', 'Tokenizer', 'is_rendered', 'opened_tags', 'temp
 
 # %% ../../nbs/parts/validate.ipynb #9ec3a9eb
 import datetime, functools, hashlib, inspect, itertools, json, math, re, warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import Field, field, fields
 from types import NoneType
 from numbers import Integral, Real
@@ -344,9 +344,10 @@ def describe_dataset_change(
 
 def image_columns(
     dataset:list,   # rows
-)->list:            # names of columns
-    "Columns that hold pictures for a model that sees: `image` and `images`, unless all rows are empty."
-    names = {'image','images'} & set(getattr(dataset, 'column_names', None) or dataset[0])
+    names:Iterable=('image','images'), # of such columns
+)->list:            # those that are there
+    "Columns that hold pictures for a model that sees, or sound or films, unless all rows are empty."
+    names = {*names} & set(getattr(dataset, 'column_names', None) or dataset[0])
     if names and hasattr(dataset, 'select_columns'): dataset = dataset.select_columns(sorted(names))
     def empty(o): return o is None or isinstance(o, (str,list)) and not o
     parts = _columns_of(dataset) if names else ()

@@ -96,7 +96,8 @@ def check_prompts(
 )->None:
     "ValueError for rows that have no prompt, are too few, or don't fit into the model."
     prompts = validate_dataset(rows, n_prompts, args.num_generations)
-    if names := image_columns(rows):
+    media = 'image','images','audio','audios','video','videos'
+    if names := image_columns(rows, media):
         raise ValueError(f'the data set has {names}, and this trainer reads text only: drop them, '
             f'`dataset.remove_columns({names})`, or train a model that sees images by `grpo_nb trl`')
     check_text_content(prompts, rows)
