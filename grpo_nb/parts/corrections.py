@@ -101,14 +101,14 @@ def apply_corrections(
     clip_mask = ppo_clip_mask(prox_ratio, A, settings.clip)
     for c,rows in ((settings.correction, ~x.replayed), (settings.replay_correction, x.replayed)):
         if not (c and c.is_active and rows.any()): continue
-        at,seen = rows[:,None,None],ratio.detach()
+        at,prox = rows[:,None,None],ratio.detach()   # prox: the ratio that the clip looks at
         center = c.center_logps(x.old_logps, x.prox_logps)
-        if c.weight=='decoupled': seen = importance_ratio(x.logps.detach(), center, x.mask, level)
-        clipped = ppo_clip_mask(seen, x.advantages, c.clip_range(settings.clip))
+        if c.weight=='decoupled': prox = importance_ratio(x.logps.detach(), center, x.mask, level)
+        clipped = ppo_clip_mask(prox, x.advantages, c.clip_range(settings.clip))
         old_c,A_c = apply_correction(x.logps, x.old_logps, x.advantages, x.mask&at, c, level, x.prox_logps,
-            settings.clip, seen, clipped)
+            settings.clip, prox, clipped)
         old_logps,A = torch.where(at, old_c, old_logps),torch.where(at, A_c, A)
-        prox_ratio,clip_mask = torch.where(at, seen, prox_ratio),torch.where(at, clipped, clip_mask)
+        prox_ratio,clip_mask = torch.where(at, prox, prox_ratio),torch.where(at, clipped, clip_mask)
     if old_logps is not x.old_logps: ratio = importance_ratio(x.logps, old_logps, x.mask, level)
     return ObjectiveInputs(x.logps, old_logps, A, x.mask, ratio, clip_mask, prox_ratio)
 
