@@ -1,5 +1,6 @@
 "Rows and settings, looked at before the work starts."
 
+from types import SimpleNamespace
 import pytest, torch
 from datasets import Dataset
 from grpo_nb.parts.datasets import load_problems, select_rows, split_problems
@@ -7,13 +8,14 @@ from grpo_nb.run.callbacks import CallbackList, TrainCallback
 from grpo_nb.run.checks import check_train_args
 from grpo_nb.parts.validate import (
     source_row, warmup_warning,
-    validate_dataset, is_rendered, dataset_fingerprint,
-    describe_dataset_change,)
+    check_rendered, validate_dataset, is_rendered, dataset_fingerprint, describe_dataset_change)
 from grpo_nb.parts.sampling import check_lengths
 from grpo_nb.run.record import dataset_info
 from grpo_nb.tiny_qwen import encode_prompts, make_tokenizer, tiny_model
 from grpo_nb.run.checks import check_prompts
+from grpo_nb.on_trl import checks as on_trl_checks
 from grpo_nb.run.config import TrainConfig
+from grpo_nb.trainer import train
 
 ROWS = [dict(prompt=f'{i}+1=', answer=str(i+1)) for i in range(8)]
 
@@ -128,12 +130,15 @@ def test_a_prompt_that_went_through_the_template_is_known(template):
     def show(*said, opened=True):
         talk = [dict(role=('user','assistant')[i%2], content=o) for i,o in enumerate(said)]
         return tok.apply_chat_template(talk, False, opened)
-    asked,again = show('3+4='),show('3+4=', '7', '2+2=')
-    for o in (asked, show('3+4=', '7', opened=False), again, asked.removeprefix('<bos>')):
+    asked,answered,again = show('3+4='),show('3+4=', '7', opened=False),show('3+4=', '7', '2+2=')
+    for o in (asked, answered, again, asked.removeprefix('<bos>')):
         assert is_rendered(tok, o)
     for o in ('3+4=', 'user\n3+4=', '', [dict(role='user', content='3+4=')], 'assistant: '+asked):
         assert not is_rendered(tok, o)
     assert not is_rendered(Renders(None), asked)
+    for o in (asked, again, '3+4='): check_rendered(tok, o)
+    with pytest.raises(ValueError, match="the assistant's answer .'7'.*before the answer"):
+        check_rendered(tok, answered)
 
 def test_of_the_tiny_qwens_prompts_the_record_says_whether_they_are_rendered():
     tok = make_tokenizer()
@@ -141,6 +146,17 @@ def test_of_the_tiny_qwens_prompts_the_record_says_whether_they_are_rendered():
     shown = tok.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
     kinds = [dataset_info(tok, [dict(prompt=o)])['prompt_format'] for o in ('3+4=', shown, asked)]
     assert kinds==['text','rendered','conversational']
+
+def test_a_data_set_of_whole_conversations_is_refused_by_both_trainers():
+    tok = make_tokenizer()
+    whole = tok.apply_chat_template([dict(role='user', content='3+4='), dict(role='assistant', content='7')],
+        tokenize=False)
+    rows = [dict(prompt=whole)]*8
+    def reward(completions, **kw): return [0.]*len(completions)
+    with pytest.raises(ValueError, match="assistant's answer .'7'"):
+        train(tiny_model(0), tok, rows, reward, TrainConfig(generation_batch_size=64, output_dir=None))
+    t = SimpleNamespace(model=tiny_model(0), processing_class=tok, _is_vlm=False)
+    with pytest.raises(ValueError, match="assistant's answer .'7'"): on_trl_checks.check_prompts(t, [whole])
 
 def trl_config(**settings):
     from grpo_nb.on_trl.config import GRPOWithReplayBufferConfig

@@ -14,7 +14,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
 from ..parts.corrections import warn_unless_clipped
 from ..parts.validate import (
-    dataset_fingerprint, image_columns, max_context_length, reward_names, validate_dataset)
+    check_rendered, dataset_fingerprint, image_columns, max_context_length, reward_names, validate_dataset)
 from ..parts.versions import version_warnings
 from .config import check_layout
 from .ranks import assert_same_on_all_ranks
@@ -107,6 +107,7 @@ def check_prompts(
 )->None:
     "ValueError for a prompt that the model can't read: too long, or with no token or unknown ones."
     limit = max_context_length(t.model.config)
+    check_rendered(t.processing_class, prompts[0] if prompts else [])
     if not prompts or not limit or t._is_vlm: return
     longest = sorted(prompts, key=lambda p: len(str(p)))[-4:]
     ids = t._tokenize_prompts(longest)[0]

@@ -14,7 +14,7 @@ from ..parts.corrections import warn_unless_clipped
 from ..parts.reward_calls import check_reward_call, check_reward_parameters
 from ..parts.sampling import check_lengths
 from grpo_nb.parts.validate import (
-    Tokenizer, check_text_content, image_columns, opened_tag_warning, validate_dataset,
+    Tokenizer, check_rendered, check_text_content, image_columns, opened_tag_warning, validate_dataset,
     warmup_warning)
 from ..parts.registry import STRATEGIES, resolve
 from .config import TrainConfig
@@ -112,6 +112,7 @@ def check_data(
     "Check the rows to train and to evaluate on, and that the rewards can be called with their columns."
     check_prompts(model, tokenizer, args, dataset, encode, args.num_prompts)
     check_reward_parameters(reward_funcs, getattr(dataset, 'column_names', None) or list(dataset[0]))
+    check_rendered(tokenizer, dataset[0]['prompt'])
     check_eval(eval_dataset, args)
     try:
         if eval_dataset is not None and args.eval_steps:
