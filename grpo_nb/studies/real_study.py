@@ -16,7 +16,6 @@ from .replay_study import read_plan
 from ..evaluation import evaluate
 from ..parts.pretrained import PRETRAINED
 from ..kl import kl_estimate
-from ..logps import token_logps
 from ..parts.datasets import FEW_SHOT, end_at_newline, few_shot_problems, make_problems
 from ..parts.registry import TASKS, register
 from ..parts.stats import paired_difference
@@ -28,6 +27,7 @@ from ..run.folders import single_thread
 from ..run.state import TrainState
 from ..tasks import accuracy_reward
 from ..tiny_qwen import load_model
+from ..variants.batch_logps import compute_logps
 from ..trainer import TrainConfig, train
 
 # %% ../../nbs/studies/real_study.ipynb #7f4a1818
@@ -119,7 +119,7 @@ class Drift(TrainCallback):
     @torch.no_grad()
     def on_batch_end(self, s:TrainState, batch:TrainBatch)->None:
         fresh,row = batch.sampled,s.history[-1]
-        ref = token_logps(self.start, fresh, s.args.temperature)
+        ref = compute_logps(s, self.start, fresh)
         kl = kl_estimate(fresh.old_logps, ref)[fresh.completion_mask].mean().item()
         seen = dict(alive=1-row['frac_reward_zero_std'], norm=row['grad_norm'], kl=kl,
             clipped=row.get('clip_ratio/region_mean', 0.), factor=row.get('lr_factor', 1.),
