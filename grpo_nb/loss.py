@@ -9,10 +9,10 @@ __all__ = ['clipped_objective', 'aggregate_token_loss', 'token_objective', 'poli
 from collections.abc import Callable
 import torch
 from torch import Tensor
-from .parts.corrections import ObjectiveInputs, apply_corrections, entropy_bonus, policy_term_mask
+from .parts.corrections import ObjectiveInputs, correct_groups, entropy_bonus, policy_term_mask
 from .parts.loss_inputs import (
     LossInputs, LossOutput, LossSettings, check_divisor, check_loss_options, prepare_loss_inputs)
-from .parts.ratios import importance_ratio
+from .parts.ratios import importance_ratio, ppo_clip_mask
 from .parts.registry import LOSSES, parameter_names, register
 from .kl import kl_estimate
 
@@ -85,8 +85,10 @@ def policy_loss(
     """
     x = prepare_loss_inputs(x, settings)
     ratio = importance_ratio(x.logps, x.old_logps, x.mask, settings.importance_sampling_level)
-    given = apply_corrections(x, ratio, settings)
-    per_token = -token_objective(given, settings)*policy_term_mask(x, settings)
+    clip_mask = ppo_clip_mask(ratio.detach(), x.advantages, settings.clip)
+    given = correct_groups(x, ratio, clip_mask, settings)
+    keep = policy_term_mask(x, settings)
+    per_token = -token_objective(given, settings)*keep
     kl = None if x.ref_logps is None else kl_estimate(x.logps, x.ref_logps)
     if settings.beta:
         weight = ratio if settings.use_bias_correction_kl else 1

@@ -4,7 +4,7 @@ import pytest, torch
 from datasets import Dataset
 from PIL import Image
 from grpo_nb.evaluation import evaluate, pass_at_k
-from grpo_nb.parts.loss_inputs import high_entropy_mask
+from grpo_nb.parts.corrections import high_entropy_mask
 from grpo_nb.see.verdict import verdict
 from grpo_nb.tiny_qwen import load_model
 from grpo_nb.trainer import TrainConfig, train

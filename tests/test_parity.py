@@ -161,7 +161,7 @@ def test_a_correction_on_trls_rows_gives_our_loss_and_gradient(weight, clip):
         ours = loss_of(p, d.old, d.A, d.mask, correction=c, prox_logps=prox, **settings)
         flat = lambda o: o.flatten(0, 1)
         rows = dict(level=level, prox_logps=flat(prox), clip=ClipRange(epsilon_high=.25))
-        old,A = apply_correction(flat(p), flat(d.old), flat(d.A)[:,None], flat(d.mask), c, **rows)
+        old,A,*_ = apply_correction(flat(p), flat(d.old), flat(d.A)[:,None], flat(d.mask), c, **rows)
         whole = lambda o: o.expand(12, 7).reshape(3, 4, 7)
         theirs,_ = trl_loss(p, whole(old), whole(A), d.mask, **settings)
         g,h = (torch.autograd.grad(o, p)[0] for o in (ours, theirs))

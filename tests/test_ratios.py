@@ -4,14 +4,14 @@ import pytest, torch
 from grpo_nb.parts.tensors import test_tensor as assert_tensor
 from grpo_nb.generation import Rollouts
 from grpo_nb.parts.registry import LOSSES
-from grpo_nb.parts.corrections import apply_corrections
 from grpo_nb.parts.loss_inputs import LossInputs, LossSettings, prepare_loss_inputs, parse_correction
 from grpo_nb.parts.groups import (
     dead_groups, group_scores, reward_range, reward_std, group_reward_std)
-from grpo_nb.parts.corrections import apply_correction, warn_unless_clipped
+from grpo_nb.parts.corrections import (
+    apply_correction, correct_groups, neg_mean_log_ratio, warn_unless_clipped)
 from grpo_nb.parts.loss_inputs import CLIP_KINDS, OffPolicyCorrection
 from grpo_nb.parts.ratios import (
-    ClipRange, clip_frac, ppo_clip_mask, neg_mean_log_ratio, importance_ratio, merge_sums,
+    ClipRange, clip_frac, ppo_clip_mask, importance_ratio, merge_sums,
     ratio_row, ratio_sums)
 from loss_calls import loss_of
 
@@ -192,7 +192,8 @@ def test_the_moment_of_replayed_tokens_does_not_see_the_fresh_ones():
     x[~replayed] = 0.   # fresh tokens have ratio 1: counted in, they would let more of the others through
     given = prepare_loss_inputs(LossInputs(x, old, A[...,0], mask, replayed=replayed))
     ratio = importance_ratio(x, old, mask)
-    got = apply_corrections(given, ratio, LossSettings(replay_correction=c)).A.expand_as(x)
+    clipped = ppo_clip_mask(ratio, given.advantages)
+    got = correct_groups(given, ratio, clipped, LossSettings(replay_correction=c)).A.expand_as(x)
     alone = apply_correction(x[replayed], old[replayed], A[replayed], mask[replayed], c)[1]
     assert torch.equal(got[replayed], alone) and (alone==0)[mask[replayed]].any()
     assert torch.equal(got[~replayed], A[~replayed].expand_as(x[~replayed]))
@@ -233,9 +234,9 @@ def test_both_trainers_say_the_same_of_the_same_rewards():
 def test_a_weight_is_capped_at_2_where_nothing_else_is_said():
     old,mask,A = torch.zeros(1, 1, 3),torch.ones(1, 1, 3, dtype=torch.bool),torch.ones(1, 1, 1)
     new = torch.tensor([[[.5, 1.9, 5.]]]).log()
-    _,got = apply_correction(new, old, A, mask, OffPolicyCorrection(weight='truncated', clip='none'))
+    got = apply_correction(new, old, A, mask, OffPolicyCorrection(weight='truncated', clip='none'))[1]
     assert_tensor(got, torch.tensor([[[.5, 1.9, 2.]]]))
-    _,got = apply_correction(new, old, A, mask, OffPolicyCorrection(weight='sequence', clip='none'))
+    got = apply_correction(new, old, A, mask, OffPolicyCorrection(weight='sequence', clip='none'))[1]
     assert_tensor(got, torch.full((1, 1, 3), 2.))
 
 def test_a_group_with_fewer_than_two_rewards_has_nothing_to_teach():

@@ -52,16 +52,6 @@ class OffPolicyCorrection:
         "True where weight and clip of a token are those named here, whatever the loss."
         return not (self.clip=='ppo' and self.weight in ('token','decoupled'))
 
-    def center_logps(self,
-        old_logps:Tensor,   # (..., T) nats, of the policy that sampled
-        prox_logps:Tensor,  # (..., T) nats, of the policy when the batch began, or None
-    )->Tensor:              # (..., T) nats
-        "Log-probs to which the ratio is taken. ValueError for 'decoupled' without `prox_logps`."
-        if self.weight!='decoupled': return old_logps
-        if prox_logps is not None: return prox_logps
-        raise ValueError("weight='decoupled' needs `prox_logps`, those of the policy when the batch began: "
-            'those of fresh groups are `old_logps`, for replayed ones ask the model once more')
-
     def clip_range(self,
         clip:ClipRange=ClipRange(), # of the loss
     )->ClipRange:
@@ -236,22 +226,6 @@ def prepare_loss_inputs(
     replayed = x.mask.new_zeros(len(A)) if x.replayed is None else x.replayed.to(A.device)
     return replace(x, logps=clean(x.logps), old_logps=clean(old_logps.detach()), advantages=A,
         ref_logps=clean(ref_logps), entropy=clean(x.entropy), replayed=replayed)
-
-# %% ../../nbs/parts/loss_inputs.ipynb #1a65adc8
-def high_entropy_mask(
-    entropy:Tensor,     # (B, G, T) nats
-    mask:Tensor,        # (B, G, T) bool
-    quantile:float,     # share of the tokens to keep, those with most entropy; 1 for all
-)->Tensor:              # (B, G, T) bool
-    """True for the `quantile` of real tokens at which the policy hesitates most.
-
-    Tokens at the threshold all stay: answers to one prompt begin with the same entropy, up to rounding.
-    Source: "Beyond the 80/20 rule", arXiv 2506.01939.
-    """
-    n = int(mask.sum())
-    if not n: return mask
-    left_out = math.ceil((1-quantile)*(n-1)-1e-6)   # less than one is rounding
-    return mask & (entropy.detach() >= entropy.detach()[mask].kthvalue(left_out+1).values)
 
 # %% ../../nbs/parts/loss_inputs.ipynb #ecf73b79
 def check_loss_options(

@@ -75,14 +75,6 @@ def clip_frac(
     clipped = ppo_clip_mask(ratio, A, clip)
     return masked_mean(clipped.float(), match_mask(mask, clipped), dim)
 
-# %% ../../nbs/parts/ratios.ipynb #0ecf0f42
-def neg_mean_log_ratio(
-    log_ratio:Tensor,  # (..., T) nats, policy minus the one that sampled
-    mask:Tensor,       # (..., T) bool
-)->Tensor:             # (...) nats per token, one per answer; no gradient
-    "Mean of minus the log-ratio of each answer. Source: DeepSeek-V3.2, arXiv 2512.02556, equation 9."
-    return -masked_mean(log_ratio.detach(), mask, -1)
-
 # %% ../../nbs/parts/ratios.ipynb #2947ceed
 def ratio_sums(
     log_ratio:Tensor,        # (..., T) nats, policy minus the one that sampled
