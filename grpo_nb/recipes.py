@@ -20,7 +20,7 @@ from .on_trl.options import (TrlArguments, TrlOptions, find_recipe, launch, load
 from .run.signals import check_stop
 from .run.folders import require_empty_dir
 from .parts.stats import wilson_ci
-from .parts.reward_loading import RewardModel, load_reward
+from .parts.reward_loading import load_reward
 from .parts.answers import compare_math, judge_with_start
 from .tasks import accuracy_reward, completion_text
 
@@ -184,7 +184,7 @@ RECIPES = dict(   # name in `HUB_DATASETS`: system message, rewards, the points 
 def _load_rewards(r):
     "The rewards that were named; without any, the recipe's, or the check of <answer>…</answer>."
     found = [load_reward(o) for o in r.reward or []]
-    if r.reward_model: found.append(RewardModel(r.reward_model))
+    if r.reward_model: found.append(r.reward_model)   # a model that TRL loads
     return found or (RECIPES[r.recipe][1](r) if r.recipe else [accuracy_reward])
 
 def _load_rows(r, rows):

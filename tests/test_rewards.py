@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest, torch
 from grpo_nb.parts.validate import validate_rewards, validate_dataset, reward_name, reward_names
 from grpo_nb.parts.registry import import_file
-from grpo_nb.parts.reward_loading import RewardModel, load_reward
+from grpo_nb.parts.reward_loading import load_reward
 from grpo_nb.advantages import multi_reward_advantages
 from grpo_nb.parts.reward_calls import RewardLog, check_reward_parameters, run_state
 from grpo_nb.rewards import combine_rewards, compute_rewards
@@ -212,7 +212,6 @@ def test_wrong_calls_are_named():
         compute_rewards(length, P, C, dict(answer=[1]))
     with pytest.raises(ValueError, match='`completion_ids` has 1'):
         compute_rewards(length, P, C, completion_ids=[[1]])
-    with pytest.raises(ValueError, match='RewardModel'): compute_rewards(torch.nn.Linear(1, 1), P, C)
     with pytest.raises(ValueError, match='no function'): compute_rewards('length', P, C)
     with pytest.raises(ValueError, match='inf for completion 0'):   # more than a float can hold
         compute_rewards(lambda completions, **kw: [10**400]*4, P, C)
@@ -309,41 +308,6 @@ def test_two_rewards_of_one_name_are_told_apart():
     both = [functools.partial(bad, word=o) for o in 'ab']
     with pytest.raises(ValueError, match='`bad_2`'): compute_rewards(both, P, C)
 
-
-@pytest.fixture(scope='module')
-def judge():
-    from transformers import Qwen2Config, Qwen2ForSequenceClassification
-    from grpo_nb.tiny_qwen import make_tokenizer
-    tok = make_tokenizer()
-    def make(labels=1):
-        torch.manual_seed(0)
-        return Qwen2ForSequenceClassification(Qwen2Config(vocab_size=len(tok), hidden_size=32,
-                                                          intermediate_size=64, num_hidden_layers=2,
-                                                          num_attention_heads=4, num_key_value_heads=2,
-                                                          num_labels=labels))
-
-    return make,tok
-
-@pytest.mark.parametrize('chat', [False, True], ids=['standard','messages'])
-def test_a_reward_model_scores_each_text_by_its_own_last_token(judge, chat):
-    make,tok = judge
-    model = make().train()
-    got = compute_rewards([RewardModel(model, tok, batch_size=3), length],
-                          *((MP, MC) if chat else (P, C)))[:, 0]
-    for p,c,r in zip(MP if chat else P, MC if chat else C, got):
-        text = tok.apply_chat_template([*p,*c], tokenize=False) if chat else p+c
-        x = tok(text, return_tensors='pt', add_special_tokens=False)['input_ids']
-        h = model.model(input_ids=x).last_hidden_state[0,-1]
-        assert abs((h@model.score.weight[0]).item()-r.item())<1e-5
-    assert not model.training and got.std()>1e-4
-
-def test_a_reward_model_loads_by_name_and_refuses_two_labels(judge, tmp_path):
-    make,tok = judge
-    make().save_pretrained(tmp_path/'my_judge'); tok.save_pretrained(tmp_path/'my_judge')
-    a,b = RewardModel(str(tmp_path/'my_judge')),RewardModel(make(), tok)
-    assert reward_name(a) == 'my_judge' and torch.allclose(torch.tensor(a(P, C)), torch.tensor(b(P, C)),
-                                                           atol=1e-6)
-    with pytest.raises(ValueError, match='2 labels, needs 1'): RewardModel(make(2), tok)
 
 def test_loading_a_function_and_every_way_it_fails(tmp_path):
     f = tmp_path/'my_rewards.py'

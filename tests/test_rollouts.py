@@ -8,7 +8,6 @@ from grpo_nb.see.readers import (
 from made_histories import trackio
 from view_pages import Opened
 
-from grpo_nb.see.readers import write_rollouts
 
 def lines(path, rows, end=''):
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -337,15 +336,3 @@ def test_a_group_has_its_first_prompt_and_its_number_within_the_step():
     assert [(o['step'], o['group'], o['prompt']) for o in groups]==[
         (s, i, f'{g} for the 0th time') for s in (1, 2) for i,g in enumerate('abc')]
 
-def test_batches_that_are_written_one_behind_the_other_come_back(tmp_path):
-    file = tmp_path/'new'/'r.jsonl'
-    for s in (1, 2):
-        rewards = np.array([float(s), math.nan])
-        write_rollouts(file, s, ['1+1=']*2, ['2','3'], rewards, n_tokens=[1, 2], kl=None)
-    run = open_run(file)
-    assert [(o['step'], o['completions'], o['rewards'], o['n_tokens']) for o in run.rows]==[
-        (s, ['2','3'], [float(s), None], [1, 2]) for s in (1, 2)]
-    before = file.read_bytes()
-    with pytest.raises(ValueError, match="2 completions, but {'prompt': 1}"):
-        write_rollouts(file, 3, ['1+1='], ['2','3'], [1., 0.])
-    assert file.read_bytes()==before and b'NaN' not in before and b'kl' not in before

@@ -134,21 +134,16 @@ def test_writing_them_down_changes_no_bit_of_the_run(tmp_path):
 
 # ---- other people's files
 
-def alone():
-    "The writer as somebody has it who copied the function and nothing else."
-    import inspect
-    from grpo_nb.see.readers import write_rollouts
-    there = {}
-    exec(inspect.getsource(write_rollouts), there)
-    return there['write_rollouts']
-
 def test_what_any_trainer_writes_opens_with_every_token(tmp_path):
     logps,old,A,m = batch(B=2)
     r,words = (A>0).float(),[[f' t{j}' for j in range(int(n))] for n in m.sum(-1).flatten()]
     def lists(x): return [o[:len(w)].tolist() for o,w in zip(x.flatten(0, 1), words)]
-    alone()(tmp_path/'a'/'r.jsonl', 3, [f'q{g}' for g in (0, 1) for _ in range(4)],
-        [''.join(w) for w in words], r.flatten(), advantage=A.flatten(), tokens=words, logps=lists(old),
-        policy_logps=lists(logps), after_logps=lists(logps+.1))
+    columns = dict(prompt=[f'q{g}' for g in (0, 1) for _ in range(4)],
+        completion=[''.join(w) for w in words], reward=r.flatten().tolist(), advantage=A.flatten().tolist(),
+        tokens=words, logps=lists(old), policy_logps=lists(logps), after_logps=lists(logps+.1))
+    written = [dict(zip(columns, o), step=3) for o in zip(*columns.values(), strict=True)]
+    (tmp_path/'a').mkdir()
+    (tmp_path/'a'/'r.jsonl').write_text(''.join(json.dumps(o)+'\n' for o in written))
     run = add_token_terms(open_run(tmp_path/'a'))
     want = terms_of(logps, old, A, m)
     for g,o in enumerate(run.rows):

@@ -13,7 +13,7 @@ from trl import GRPOConfig
 from ..parts.validate import RULES, require, check_settings, config_field
 from ..parts.groups import LR_SCALES
 from ..parts.storage import ReplayOptions
-from ..parts.registry import PRIORITIES, did_you_mean, name_unknown_settings, resolve
+from ..parts.registry import PRIORITIES, did_you_mean, resolve
 
 # %% ../../nbs/on_trl/config.ipynb #666172e1
 _RULES = [*RULES,
@@ -88,7 +88,6 @@ def check_layout(
         (prompts_from_env and k>1, 'an environment gives its own prompts: set `replay_stored_per_fresh=0`'))
 
 # %% ../../nbs/on_trl/config.ipynb #117e471d
-@name_unknown_settings
 @dataclass
 class GRPOWithReplayBufferConfig(ReplayOptions, GRPOConfig):
     "Every setting of TRL's `GRPOConfig`, and what happens to groups whose rewards are all equal:"

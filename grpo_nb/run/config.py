@@ -14,7 +14,7 @@ from ..parts.groups import LR_SCALES
 from ..parts.sampling import Sampling
 from ..parts.storage import ReplayOptions
 from ..parts.registry import (
-    ADVANTAGES, LOSSES, STRATEGIES, name_unknown_settings, registered_name, resolve)
+    ADVANTAGES, LOSSES, STRATEGIES, registered_name, resolve)
 from ..parts.loss_inputs import (
     LossSettings, check_loss_options, loss_traits, parse_loss_kwargs, parse_correction)
 
@@ -62,7 +62,6 @@ class RunConfig(ReplayOptions, Sampling):
     disable_tqdm:bool = config_field(False, 'hide the progress bar')
 
 # %% ../../nbs/run/config.ipynb #0c503712
-@name_unknown_settings
 @dataclass
 class TrainConfig(RunConfig):
     "Settings of a run of `train`, under TRL's names. ValueError at once for a value that can't work."
