@@ -18,11 +18,3 @@ def works_elsewhere(f:Callable, *args)->bool:
     p = elsewhere(f, *args)
     p.join(300)
     return p.exitcode==0
-
-def said_elsewhere(f:Callable, *args):
-    "What `f` returns in another process"
-    ours,theirs = fork.Pipe()
-    p = elsewhere(lambda: theirs.send(f(*args)))
-    theirs.close()
-    try: return ours.recv()
-    finally: p.join(300)

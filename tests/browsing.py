@@ -51,8 +51,6 @@ LOOK = """o => axe.run(o.within || document,   // frames are asked one by one
 OFF = dict(enabled=False)   # contrast is asked apart; `region` takes long, and is never serious
 RULES = dict(runOnly=['wcag2a','wcag2aa','best-practice'], rules={'color-contrast':OFF, 'region':OFF})
 CONTRAST = dict(runOnly=dict(type='rule', values=['color-contrast']))
-IN_THEME = 'look => document.documentElement.dataset.theme === look'
-
 def ask_axe(frame, axe):
     "Let the frame have axe's text, once"
     if not frame.evaluate('() => !!window.axe'): frame.evaluate(axe)

@@ -27,11 +27,6 @@ def given(name, *needed):
         if c['cell_type']=='code' and any(o in text for o in needed): exec(text, names)
     return names
 
-def passes(check, answer):
-    "Does the checker call it right?"
-    try: return check(answer)=='right'
-    except AssertionError: return False
-
 def test_the_table_of_one_screen_has_every_row_and_the_chapters_own_run():
     rows = list(csv.DictReader(SCREEN.open(encoding='utf-8')))
     assert {(r['change'], int(r['seed'])) for r in rows}<=set(ROWS)
@@ -80,57 +75,12 @@ def test_a_row_comes_again(change, seed):
     got = one_screen(change, seed)   # another processor rounds otherwise: the same story, not the same digits
     assert abs(got['unseen']-float(rows[-1]['unseen']))<=(.25 if seed==1 or change=='lr = 2e-3' else .08)
 
-def test_two_advantages_refuses_wrong_answers():
-    names = given('00_grpo_on_one_screen', 'from fastcore.test', 'def check_advantages')
-    def right(k, G):
-        if k in (0, G): return 0, 0
-        p = k/G
-        s = (G*p*(1-p)/(G-1))**.5
-        return (1-p)/s, -p/s
-    def with_g(k, G): return (0, 0) if k in (0, G) else ((1-k/G)/(k/G*(1-k/G))**.5, -(k/G)/(k/G*(1-k/G))**.5)
-    def not_divided(k, G): return 1-k/G, -k/G
-    def swapped(k, G): return right(k, G)[::-1]
-    def unguarded(k, G): return right(k, G) if 0<k<G else (1, -1)
-    check = names['check_advantages']
-    assert passes(check, right)
-    assert not any(passes(check, f) for f in (with_g, not_divided, swapped, unguarded))
-    assert 'not G-1' in check(with_g) and 'not divided yet' in check(not_divided)
-
 @pytest.fixture(scope='module')
 def one():
     names = given('01_from_reward_to_gradient', 'import itertools', 'set_default_dtype', 'def learn',
                   'theta = tensor([.2', 'pi,J = ', 'score = torch.eye', 'def check_best', 'def check_groups')
     yield names
     torch.set_default_dtype(torch.float32)
-
-def test_the_best_baseline_refuses_wrong_answers(one):
-    wrong = dict(mean=lambda pi, r: pi@r, none=lambda pi, r: torch.tensor(0.), plain=lambda pi, r: r.mean(),
-                 by_length=lambda pi, r: (s := ((torch.eye(3)-pi)**2).sum(1))@r/s.sum())
-    def right(pi, r):
-        w = pi*((torch.eye(3)-pi)**2).sum(1)
-        return (w*r).sum()/w.sum()
-    assert passes(one['check_best'], right)
-    assert [k for k,f in wrong.items() if passes(one['check_best'], f)]==[]
-
-def test_groups_of_refuses_wrong_answers(one):
-    reward = one['reward']
-    def ends(G, lr, baseline, steps=30, seeds=20):
-        res = []
-        for seed in range(seeds):
-            theta,g = torch.zeros(3),torch.Generator().manual_seed(seed)
-            for _ in range(steps):
-                p = theta.softmax(0)
-                r = reward[o := torch.multinomial(p, 16, replacement=True, generator=g).view(-1, G)]
-                theta = theta+lr*((r-baseline(r))[...,None]*(torch.eye(3)[o]-p)).mean((0, 1))
-            res.append(float(theta.softmax(0)[1]))
-        return res
-    own = lambda r: r.mean(1, keepdim=True)
-    assert passes(one['check_groups'], lambda G, lr: ends(G, lr, own))
-    wrong = dict(of_the_batch=lambda G, lr: ends(G, lr, torch.mean),
-                 none=lambda G, lr: ends(G, lr, lambda r: 0),
-                 longer=lambda G, lr: ends(G, lr, own, steps=100),
-                 few=lambda G, lr: ends(G, lr, own, seeds=5))
-    assert [k for k,f in wrong.items() if passes(one['check_groups'], f)]==[]
 
 def test_a_mean_of_all_shortens_the_estimate_and_a_mean_of_the_others_does_not(one):
     "By another road: the covariance of score and reward, and not the chapter's sum over groups."

@@ -224,26 +224,6 @@ def test_columns_of_other_names_are_options(tmp_path, capsys):
     main(['diagnose', str(tmp_path/'t.jsonl'), '--json', *named])
     assert [o['name'] for o in json.loads(capsys.readouterr().out)]==['reward-never-fires']
 
-def test_a_table_comes_through_a_pipe_and_half_a_line_is_counted(tmp_path, monkeypatch, capsys):
-    import io
-    from grpo_nb.cli import main
-    rows = [dict(question=f'{g}', completion=f'{i}', reward='high' if s==i==0 else float(i%2), step=s)
-        for s in range(12) for g in (0, 1) for i in range(4)]
-    def pipe(text):
-        stream = io.TextIOWrapper(io.BytesIO(text.encode()), encoding='utf-8')
-        monkeypatch.setattr('sys.stdin', stream)
-    monkeypatch.chdir(tmp_path)
-    for command,page in dict(inspect='inspector.html', report='report.html').items():
-        pipe(lines(rows)+'{"question": "1", "compl')
-        main([command, '-', '--prompt', 'question'])
-        assert capsys.readouterr().out.strip().endswith(page)
-        notes = Opened((tmp_path/page).read_text()).head['notes']
-        assert 'standard input: 1 lines could not be read and are left out.' in notes
-        assert any("reward: 2 values are no numbers and left out, such as 'high'" in n for n in notes)
-    pipe(lines([o|dict(reward=0., prompt='q') for o in rows]))
-    main(['diagnose', '-', '--json'])
-    assert 'reward-never-fires' in capsys.readouterr().out
-
 # ---- tokens, branches and limits of verifiers 0.4
 
 def node(role, text, parent=None, ids=(), **kw):
@@ -384,41 +364,10 @@ def test_metrics_of_other_names_are_an_option(tmp_path, capsys):
 
 # ---- bad input: named and counted
 
-def test_rows_that_are_missing_are_counted(tmp_path):
-    rows = [dict(step=s, group_id=g, prompt=f'{g}', completion=f'{i}', reward=float(i%2))
-        for s in (1, 2) for g in range(3) for i in range(4)]
-    del rows[5:7]
-    put(tmp_path/'t.jsonl', rows)
-    assert open_run(tmp_path/'t.jsonl').notes[0].startswith('1 of 6 groups do not have the 4 answers of most')
-
 def test_a_record_of_ours_that_cannot_be_read_is_refused_and_not_left_out(tmp_path):
     put(tmp_path/'metrics.jsonl', [dict(step=1, reward=1.)])
     (tmp_path/'groups.jsonl').write_text('{"step": 0, "group": 0, "rew')
     with pytest.raises(ValueError, match=r'groups\.jsonl: .* holds no record'): open_run(tmp_path)
-
-def test_a_damaged_group_of_ours_is_counted_and_the_others_are_shown(tmp_path):
-    whole = dict(step=1, prompt='a', completions=['b', 'c'], rewards=[1., 0.], tokens=[['x', 'y'], ['z']],
-        logps=[[-.1, -.2], [-.3]])
-    damage = [dict(step=None), dict(step=10**400), dict(rewards=[1.]), dict(rewards=3), dict(replacement='x'),
-        dict(logps=[[-.1, -.2], [-.3, -.4]])]
-    rows = [whole|dict(group=i)|o for i,o in enumerate([{}, *damage])]
-    put(tmp_path/'groups.jsonl', [*rows, 3])
-    run = open_run(tmp_path)
-    assert [o['group'] for o in run.rows]==[0, 6]
-    assert run.rows[0]['logps']==whole['logps'] and run.rows[1]['logps'] is None
-    said = ('line 8 is damaged', '2 of 7 groups have no whole number as `step`',
-        '1 of 7 groups have not as many `rewards` as `completions`',
-        '1 of 7 groups have no list as `rewards`',
-        '1 of 7 groups have no names and values as `replacement`',
-        '1 of 7 groups have token lists of unequal length')
-    assert len(run.notes)==6 and all(any(k in o for o in run.notes) for k in said), run.notes
-    assert Opened(inspector_html(run)).B==7
-    put(tmp_path/'groups.jsonl', [whole|dict(group=i, completions=['b']*n, rewards=[0.]*n, tokens=None,
-        logps=None) for i,n in enumerate((4, 4, 2))])
-    assert open_run(tmp_path).notes[0].startswith('1 of 3 groups do not have the 4 answers of most')
-
-def table(**more): return [dict(step=1, group_id=g, prompt=f'{g}', completion=f'é {i}', reward=float(i))|more
-    for g in range(2) for i in range(2)]
 
 def test_an_empty_file_is_called_empty_and_what_several_files_lack_is_said_once(tmp_path):
     (tmp_path/'t.jsonl').write_text('\n')

@@ -1,5 +1,5 @@
 "Chapter 18's scripts: a run on one process and on two, killed and started again; what is missing; the plan."
-import shutil, socket
+import socket
 import pandas as pd
 import pytest, torch, yaml
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -34,18 +34,6 @@ def test_a_run_of_which_one_process_is_killed_goes_on_by_the_same_command(runs):
     log,_,cost,_ = runs[2]
     assert [o['step'] for o in log]==[1, 2, 3, 4]
     assert cost['exit_codes'].split()[0]!='0' and cost['exit_codes'].split()[-1]=='0'
-
-@pytest.mark.processes
-def test_a_run_that_ended_before_its_rows_were_stored_is_stored(runs, tmp_path, monkeypatch):
-    for *_,folder in runs.values(): shutil.copytree(folder, tmp_path/'runs'/folder.name)
-    monkeypatch.setattr(R, 'TINY', TINY)
-    monkeypatch.setattr(R, 'launch', None)   # nothing is trained again
-    (out := tmp_path/'out').mkdir()
-    for _ in range(2): R.main([str(out), '--runs', str(tmp_path/'runs'), '--model', 'tiny'])
-    assert len(pd.read_csv(out/'full_run.csv'))==8
-    cost = pd.read_csv(out/'full_run_cost.csv').set_index('processes')
-    for n,(_,_,want,_) in runs.items(): assert cost.to_dict('index')[n]['cpu_s']==want['cpu_s']
-    assert cost.killed[2]==1
 
 @pytest.mark.processes
 def test_groups_lie_on_both_processes_and_come_from_either(runs):
@@ -85,14 +73,6 @@ def test_no_gpu_and_too_few_are_named(monkeypatch):
     assert '8 GPUs are asked for and torch sees 3' in says('GPUs', [])
     assert says('GPUs', ['--num_processes', 6, '--num_machines', 2])==''
 
-def test_a_data_set_that_is_not_there_is_named(monkeypatch):
-    def offline(*which, split): raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub")
-    monkeypatch.setattr(N, 'load_dataset', offline)
-    said = says('data', [])
-    assert "Couldn't reach" in said and "load_dataset('openai/gsm8k', 'main')" in said
-    monkeypatch.setattr(N, 'load_dataset', lambda *which, split: [1])
-    assert says('data', [])==says('data', ['--dataset','sums'])==''
-
 @pytest.mark.parametrize('here,what', [(None, 'not installed'), ('0.33.0', 'vllm 0.33.0'), ('0.31.0', '')])
 def test_a_vllm_that_trl_does_not_take_is_named(monkeypatch, here, what):
     def version(name):
@@ -125,24 +105,11 @@ def test_a_model_that_does_not_fit_is_named_before_it_is_loaded(monkeypatch):
     assert says('memory', ['--model', 'tiny', '--gpu_gb', 80])==''
     assert 'adafactor is not counted' in says('memory', '--model tiny --gpu_gb .01 --optim adafactor'.split())
 
-def test_a_model_that_is_not_there_is_named(tmp_path):
-    for check in ('memory','folder'):
-        said = says(check, ['--model', f'{tmp_path}/none', '--output_dir', tmp_path])
-        assert f'no config of {tmp_path}/none' in said and 'hf download' in said
-
 def test_a_folder_that_is_not_shared_is_named(tmp_path):
     words = ['--model','tiny','--output_dir',tmp_path/'run','--num_machines',2,'--wait_s',.1]
     assert 'node 0 does not see the file of node 1' in says('folder', words)
     (tmp_path/'run'/'.node-1').touch()
     assert says('folder', words)==''
-
-def test_what_a_crash_left_in_the_folder_is_said(tmp_path):
-    def said():
-        words = f'--config {SCALE}/eight_gpus.yaml --model tiny --output_dir {tmp_path}'
-        return N.check_folder(N.read_settings(words.split()))
-    assert 'a new run' in said()
-    (tmp_path/'history.jsonl').touch()
-    assert 'no whole checkpoint: the run begins again' in said()
 
 def test_a_full_disk_and_an_unknown_setting_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(N.shutil, 'disk_usage', lambda f: type('Usage', (), dict(free=0)))

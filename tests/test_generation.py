@@ -146,30 +146,6 @@ def test_what_a_cut_leaves_is_what_a_slow_loop_leaves(how):
     # of four equal ones two reach a half
     assert filter_logits(torch.zeros(1, 4), top_p=.5).isfinite().sum()==2
 
-def slowly_penalized(z, held, penalty):
-    "One row of logits, token by token, by the definition."
-    def lower(x): return x*penalty if x<0 else x/penalty
-    return torch.tensor([lower(x) if v in held else x for v,x in enumerate(z.tolist())])
-
-@pytest.mark.parametrize('penalty', [4., .7])
-@pytest.mark.parametrize('fast', [True, False])
-def test_the_likeliest_answer_under_the_penalty_is_that_of_a_slow_loop(penalty, fast):
-    rules = dict(repetition_penalty=penalty)
-    model = small_model('qwen2')
-    with torch.no_grad(): model.model.embed_tokens.weight *= 3   # near enough to be moved by a penalty
-    ids,mask = some_prompts()
-    got = generate(model, ids, mask, 1, 14, temperature=0, eos_token_id=[], fast=fast, **rules)
-    plain = generate(model, ids, mask, 1, 14, temperature=0, eos_token_id=[], fast=fast)
-    for b in range(len(ids)):
-        prompt,answer,logps = ids[b][mask[b]].tolist(),[],[]
-        for _ in range(14):
-            with torch.no_grad(): z = model(input_ids=torch.tensor([prompt+answer])).logits[0,-1]
-            answer.append(int(slowly_penalized(z, prompt+answer, penalty).argmax()))
-            logps.append(z.log_softmax(0)[answer[-1]])   # of the policy itself, not of what was drawn from
-        assert got.completion_ids[b,0].tolist()==answer
-        torch.testing.assert_close(got.old_logps[b,0], torch.stack(logps), atol=2e-5, rtol=0)
-    if penalty>1: assert not torch.equal(got.completion_ids, plain.completion_ids)
-
 def test_the_greedy_answer_is_that_of_transformers_generate():
     model = sharp()
     ids,mask = some_prompts()

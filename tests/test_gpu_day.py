@@ -1,13 +1,12 @@
 "The GPU day's bookkeeping with made measurements, its pieces by hand, and a rehearsal of all of it"
 
-import re, signal
+import signal
 import pandas as pd
 import pytest
 import torch
 import gpu_day as D
 from bench_speed import Bench, row
-from gpu_day import COLUMNS, Made, Shaped, gpu_day, read_day
-from grpo_nb.cli import main
+from gpu_day import gpu_day, read_day
 from one_rank import rank
 
 pytestmark = pytest.mark.weekly   # a benchmark of ours
@@ -46,15 +45,6 @@ def test_an_out_of_memory_is_a_row_and_the_day_goes_on(monkeypatch, tmp_path):
     errors = [o for o, in rows(tmp_path/'day.csv', 'error') if o]
     assert len(errors)==1 and 'OutOfMemoryError' in errors[0] and '20.00 GiB' in errors[0]
 
-def test_every_row_says_where_and_with_what_it_was_made(monkeypatch, tmp_path):
-    day(monkeypatch, small=one)
-    df = go(tmp_path/'day.csv')
-    assert list(df.columns)==COLUMNS
-    for k in 'name status tiny device machine cores torch transformers trl grpo_nb when seconds'.split():
-        r = df[df.status=='measured'][k]
-        assert r.notna().all(), k
-    assert df.torch[0]==torch.__version__ and df.settings[0]=='small' and df.value[0]==.33333
-
 def test_a_day_that_was_stopped_goes_on_and_repeats_no_row(monkeypatch, tmp_path):
     def stopped(o):
         yield from one(o)
@@ -71,84 +61,7 @@ def test_a_day_that_was_stopped_goes_on_and_repeats_no_row(monkeypatch, tmp_path
     go(path)
     assert begun==['b','c'] and path.read_text()==text
 
-def test_rows_that_are_there_keep_every_digit(monkeypatch, tmp_path):
-    path = tmp_path/'day.csv'
-    def large(o): yield row('', 'memory', 'card', value=85_017_493_504, unit='bytes')
-    day(monkeypatch, a=large)
-    go(path)
-    day(monkeypatch, a=large, b=one)
-    df = go(path)
-    assert df[df.case=='memory'].value.tolist()==[85_017_493_504]
-    assert '85017493504' in path.read_text()
-
-def test_what_failed_is_tried_again_after_what_was_never_begun(monkeypatch, tmp_path):
-    path = tmp_path/'day.csv'
-    day(monkeypatch, big=full)
-    go(path)
-    begun = day(monkeypatch, big=one, new=one)
-    go(path)
-    assert begun==['new','big'] and not pd.read_csv(path).status.eq('failed').any()
-
-def test_rows_of_another_machine_stay_and_do_not_count(monkeypatch, tmp_path):
-    path = tmp_path/'day.csv'
-    day(monkeypatch, a=one)
-    go(path).assign(device='NVIDIA H100', tiny=False).to_csv(path, index=False)
-    begun = day(monkeypatch, a=one)
-    go(path)
-    assert begun==['a'] and rows(path, 'device', 'status')==[(d, s) for d in ('NVIDIA H100','cpu')
-        for s in ('measured','done')]
-
-def test_nothing_is_begun_that_is_not_expected_to_end_in_time(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
-    monkeypatch.setattr(torch.cuda, 'synchronize', lambda: None)
-    monkeypatch.setattr(D, 'stamp', lambda device: dict(device='a card'))
-    begun = day(monkeypatch, long=one, short=one)
-    D.DAY['long'].seconds = 120
-    gpu_day(minutes=1, out=str(tmp_path/'day.csv'), disable_tqdm=True)
-    assert begun==['short'] and 'no time was left for long' in capsys.readouterr().out
-    gpu_day(minutes=3, out=str(tmp_path/'day.csv'), disable_tqdm=True)
-    assert begun==['short','long']
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason='there is a GPU here')
-@pytest.mark.parametrize('words,says', [((), 'no GPU here: rehearse with --tiny'),
-    (('--only','nix'), "no measurement 'nix'.*smoke"), (('--tiny','--out','{}'), 'was not written by')])
-def test_what_cannot_be_measured_is_one_line(words, says, tmp_path, capsys):
-    (tmp_path/'a.csv').write_text('a,b\n1,2\n')
-    words = [o.format(tmp_path/'a.csv') for o in words]
-    with pytest.raises(SystemExit): main(['bench','--gpu',*words])
-    e = capsys.readouterr().err
-    assert re.search(says, e) and len(e.strip().splitlines())==1, e
-
 # --- pieces
-
-def test_every_second_group_of_the_made_rewards_is_dead():
-    made,ids = Made(3),[[i] for i in range(12)]
-    assert made([''] * 12, ids)==[i%3/2 for i in range(12)]
-    made.half = True
-    assert made([''] * 12, ids)==[0, .5, 1, 1, 1, 1, 0, .5, 1, 1, 1, 1]
-
-def test_prompts_have_as_many_tokens_as_the_work_says():
-    w = Shaped(size='0.1M', B=3, P=37)
-    tok = w.model()[1]
-    assert [len(tok(o)['input_ids']) for o in w.problems(5)['prompt']]==[37]*5
-    assert len(set(w.problems(5)['prompt']))==5
-
-def test_adapters_are_all_that_trains():
-    m = Shaped(size='0.1M', lora=True).model()[0]
-    assert {k.split('.')[-3] for k,p in m.named_parameters() if p.requires_grad}=={'lora_A','lora_B'}
-
-def test_kernels_are_counted():
-    a = torch.ones(4)
-    few,many = (D._kernels(lambda: [a.add_(a) for _ in range(n)], 'cpu')[0] for n in (3, 10))
-    assert (few, many)==(3, 10)
-
-def test_the_largest_difference_of_weights_is_found():
-    class Trainer:
-        def __init__(self, w):
-            self.model,self.accelerator = torch.nn.Linear(2, 1),self
-            self.model.load_state_dict(dict(weight=torch.tensor([[1., w]]), bias=torch.zeros(1)))
-        def unwrap_model(self, m): return m
-    assert D._apart(Trainer(2.), Trainer(2.))==0 and D._apart(Trainer(2.), Trainer(1.75))==.25
 
 @pytest.mark.processes
 @pytest.mark.weekly

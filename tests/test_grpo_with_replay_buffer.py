@@ -1,12 +1,9 @@
 """What becomes of zero-variance groups on TRL's trainer, on runs that train;
 then the ratio, options, metrics and the documented example."""
 
-from dataclasses import fields
 import pytest, torch
 from trl import GRPOConfig, GRPOTrainer
 from grpo_nb.grpo_with_replay_buffer import (GRPOWithReplayBufferConfig)
-from grpo_nb.on_trl.rows import TrlRows
-from grpo_nb.parts.groups import pack_groups
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
 
@@ -81,47 +78,6 @@ def extras(t, make):
     def f(self, inputs): return make(old(self, inputs))
     return f
 
-def test_every_key_of_the_sampler_moves_with_its_group(monkeypatch):
-    def more(b):
-        B,C = b['completion_ids'].shape; m = b['completion_mask']
-        b['sampling_per_token_logps'] = -torch.rand(B, C)*m; b['old_per_token_logps'] = -torch.rand(B, C)*m
-        b['importance_sampling_ratio'] = torch.where(m.bool(), torch.rand(B, C)+.5, torch.tensor(1.))
-        b['tool_mask'] = torch.where(m.bool(), (torch.rand(B, C)>.3).long(), torch.tensor(1))
-        b['num_items_in_batch'] = (m*b['tool_mask']).sum()
-        return b
-    monkeypatch.setattr(GRPOTrainer, '_generate_and_score_completions', extras(None, more))
-    t,got = run([LIVE,LIVE,LIVE,DEAD], B=2, vllm_importance_sampling_mode='token_truncate')
-    new,old = got[1],got[0]
-    g = next(
-        g
-        for g in range(2)
-        if old['completion_ids'][g * G : g * G + G][old['completion_mask'][g * G : g * G + G].bool()].tolist()
-        == new['completion_ids'][G:][new['completion_mask'][G:].bool()].tolist()
-    )
-    a,b = slice(g*G, g*G+G),slice(G, 2*G)
-    for k in ('old_per_token_logps','sampling_per_token_logps','importance_sampling_ratio','tool_mask'):
-        assert torch.equal(old[k][a][old['completion_mask'][a].bool()],
-            new[k][b][new['completion_mask'][b].bool()]), k
-    off = ~new['completion_mask'][b].bool()
-    assert ((new['importance_sampling_ratio'][b][off] == 1).all() and (new['tool_mask'][b][off] == 1).all()
-            and (new['old_per_token_logps'][b][off] == 0).all())
-    assert new['num_items_in_batch']==(new['completion_mask']*new['tool_mask']).sum()
-
-def test_images_move_with_their_group():
-    B,n = 8,[1]*8
-    grid = torch.tensor([[1,2,2]]*4+[[1,4,2]]*4)
-    pix = torch.cat([torch.full((int(g.prod()), 3), float(i)) for i,g in enumerate(grid)])
-    b = dict(prompt_ids=torch.ones(B, 3, dtype=torch.int64), prompt_mask=torch.ones(B, 3, dtype=torch.int64),
-        completion_ids=torch.ones(B, 2, dtype=torch.int64), completion_mask=torch.ones(B, 2,
-            dtype=torch.int64),
-        advantages=torch.arange(8.), pixel_values=pix, image_grid_thw=grid, num_images=n,
-        mm_token_type_ids=torch.tensor([[0,1,1,0,0]]*B))
-    rows = TrlRows.from_trl(b)
-    out = rows.insert(torch.arange(4), pack_groups(rows, [slice(4, 8)])).to_trl()
-    assert out['image_grid_thw'].tolist()==[[1,4,2]]*8 and torch.equal(out['pixel_values'][:32],
-        pix[16:]) and torch.equal(out['pixel_values'][32:], pix[16:])
-    assert torch.equal(out['mm_token_type_ids'], b['mm_token_type_ids']) and out['num_images']==n
-
 def test_images_move_with_their_group_while_a_trainer_trains(monkeypatch):
     "A model that is shown pixels: each row's must be those that its completion was sampled with."
     import itertools
@@ -163,17 +119,6 @@ def test_images_move_with_their_group_while_a_trainer_trains(monkeypatch):
             for r,x in zip(c, p.split((g[:,2]*2).tolist())))
         assert pairs(ids[:,-n:], pixels, grid)==pairs(b['completion_ids'], b['pixel_values'],
             b['image_grid_thw'])
-
-def test_the_buffer_is_in_the_checkpoint():
-    t,_ = run([LIVE], B=2, steps=2, save_strategy='steps', save_steps=2)
-    u = T.trainer(Scripted([LIVE], G), args=T.config(output_dir=t.args.output_dir,
-        per_device_train_batch_size=8, max_steps=3))
-    u.train(resume_from_checkpoint=True)
-    a,b = t.replay_buffer.state_dict(),u.replay_buffer.state_dict()
-    assert a['ids'].tolist()==b['ids'].tolist()[:4] and len(u.replay_buffer)==6
-    for x,y in zip(a['data'], b['data']):
-        same = lambda u, v: torch.equal(u, v) if isinstance(u, torch.Tensor) else u==v
-        assert x.keys()==y.keys() and [k for k in x if not same(x[k], y[k])]==[]
 
 def test_groups_on_several_processes_are_refused_at_construction_with_a_buffer_each(monkeypatch):
     c = T.config(per_device_train_batch_size=4)
@@ -253,25 +198,6 @@ def test_groups_of_the_same_prompt_can_come_first(first):
         replay_same_prompt_first=first, trace=trace)
     assert len(own)==7 and all(own)==first
 
-def test_the_config_reads_from_a_command_line_and_documents_itself():
-    from transformers import HfArgumentParser
-    from trl import TrlParser
-    argv = ('--output_dir x --replay_buffer_size 8 --replay_age_limit 5 --replay_priority recency '
-        '--replay_same_prompt_first --use_cpu --bf16 False --loss_type grpo'.split())
-    for P in (HfArgumentParser, TrlParser):
-        c, = (P(GRPOWithReplayBufferConfig).parse_args_into_dataclasses(argv) if P is HfArgumentParser
-            else P(GRPOWithReplayBufferConfig).parse_args_and_config(argv))
-        assert (c.replay_buffer_size, c.replay_age_limit, c.replay_priority, c.replay_same_prompt_first,
-            c.loss_type)==(8, 5, 'recency', True, 'grpo')
-    own = {o.name for o in fields(GRPOWithReplayBufferConfig)}-{o.name for o in fields(GRPOConfig)}
-    replay = {f'replay_{k}' for k in ('buffer_size','priority','scope','age_limit','age_decay','max_uses',
-                                      'unreplaced','same_prompt_first','stored_per_fresh',
-                                      'weight','weight_cap','clip','max_drift')}
-    assert own==replay | {'dead_tolerance','record_groups_every','record_max_groups','record_max_mb',
-        'record_tokens','scale_lr_by_alive'}
-    assert [k for k in own if f'`{k}`' not in GRPOWithReplayBufferConfig.__doc__]==[]
-    assert T.config().replay_buffer_size==64
-
 def test_the_table_of_completions_is_trls_own_and_shows_what_was_sampled():
     tok = T.tokenizer()
     t,got = run([LIVE,LIVE,LIVE,DEAD], log_completions=True, num_completions_to_print=0)
@@ -281,27 +207,6 @@ def test_the_table_of_completions_is_trls_own_and_shows_what_was_sampled():
         for i,m in zip(b['completion_ids'], b['completion_mask'])]
     assert list(L['completion'])[:4]==said[:4] and list(L['completion'])[4:]!=said[4:]
     assert list(L['rewards']['scripted'])==LIVE+DEAD and list(L['advantages'])[4:]==[0.]*4
-
-# -- packing --------------------------------------------------------------------------------------
-def test_widths_are_rounded_up_where_asked():
-    b = dict(prompt_ids=torch.ones(4, 2, dtype=torch.int64), prompt_mask=torch.ones(4, 2, dtype=torch.int64),
-        completion_ids=torch.ones(4, 9, dtype=torch.int64), completion_mask=torch.ones(4, 9,
-            dtype=torch.int64), advantages=torch.ones(4))
-    small = {k:v[:, :4] if k.startswith('compl') else v for k,v in b.items()}
-    packs = pack_groups(TrlRows.from_trl(b), [slice(0, 4)])
-    out = TrlRows.from_trl(small).insert(torch.arange(4), packs, multiple=4).data
-    assert out['completion_ids'].shape[1]==12 and out['completion_mask'].sum()==36
-
-# -- the documented example -----------------------------------------------------------------------
-def example(seed, steps=40, **kw):
-    def sometimes_flat(completions, **kw):
-        r = torch.rand(len(completions))
-        return [0]*len(r) if torch.rand(())<.25 else r.tolist()
-    t = T.trainer([sometimes_flat], args=T.config(learning_rate=1e-4, per_device_train_batch_size=4,
-        num_generations=4, max_completion_length=8, replay_buffer_size=8, max_steps=steps, seed=seed, **kw))
-    before,got = T.weights(t),T.spy(t)
-    t.train()
-    return t,got,before
 
 # -- the trainer as a maintainer reads it -----------------------------------------------------------
 def test_a_registered_priority_decides_what_is_drawn():

@@ -74,15 +74,3 @@ def test_the_words_that_count_as_an_answer_are_those_of_the_benchmark():
     cells = json.loads((NBS/'17_real_run.ipynb').read_text(encoding='utf-8'))['cells']
     text = next(t for c in cells if 'EXPECTED = {' in (t := ''.join(c['source'])))
     assert ast.literal_eval(re.search(r'EXPECTED = (\{.*?\})', text, re.S)[1])==QUESTIONS
-
-def test_every_listed_cause_is_on_its_page():
-    def plain(text): return re.sub(r'\s+', ' ', re.sub(r'\n# ?', ' ', text))
-    def said(page):
-        cells = json.loads((NBS/f'{page}.ipynb').read_text(encoding='utf-8'))['cells']
-        return ' '.join(plain('\n'+''.join(c['source'])) for c in cells)
-    lines = (NBS/'project/causes.qmd').read_text(encoding='utf-8').splitlines()
-    rows = [[x.strip() for x in o.strip('|').split(' | ')] for o in lines if re.match(r'\| \d', o)]
-    assert len(rows)>30 and all(len(o)==4 and o[2] for o in rows)
-    assert [o[:2] for o in rows if o[1] not in said(o[0])]==[]
-    for o in rows:
-        for file in re.findall(r'`((?:results|studies)/[^`]+)`', o[3]): assert (NBS/file).exists(), file

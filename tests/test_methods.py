@@ -172,19 +172,6 @@ def test_same_prompt_mends_an_all_wrong_group_with_its_own_better_answer():
     small = AR3PO(max_prompts=2)
     small.process_batch(batch([MIXED]*4, keys=[1, 2, 3, 4])); assert list(small.best)==[3, 4]
 
-def test_replayed_gradient_with_stored_log_probs_is_the_true_one_on_average():
-    "Enumerated: one token of 5, samples of an old policy, the gradient of today's objective."
-    torch.manual_seed(0)
-    old, th, R = (torch.randn(5, dtype=torch.float64),
-                  torch.randn(5, dtype=torch.float64, requires_grad=True),
-                  torch.rand(5, dtype=torch.float64))
-    true = torch.autograd.grad((th.softmax(0)*R).sum(), th)[0]
-    lp,lq = th.log_softmax(0),old.log_softmax(0)
-    corrected = torch.autograd.grad((lq.exp()*(lp-lq).exp()*R).sum(), th, retain_graph=True)[0]
-    uncorrected = torch.autograd.grad((lq.exp()*(lp-lp.detach()).exp()*R).sum(), th)[0]
-    assert_tensor(corrected, true, eps=1e-12)
-    assert (uncorrected-true).norm()>.1*true.norm()
-
 # ---- fresh and stored ------------------------------------------------------------------------------
 
 def test_stored_groups_fill_the_batch_as_far_as_the_buffer_can():

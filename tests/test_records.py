@@ -1,5 +1,5 @@
 "The record of a run: written whole, read at any moment, small."
-import gzip, itertools, json, math, pathlib, tempfile, time
+import itertools, json, math, pathlib, tempfile
 from pathlib import Path
 import numpy as np, pytest, torch
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
@@ -49,45 +49,6 @@ def test_any_text_is_one_line_and_comes_back(tmp_path, text):
     got = read_run(tmp_path).groups.iloc[0].completions[0]
     assert got==text or '\ud800' in text and 'lone surrogate' in got
 
-def test_half_a_last_line_is_left_out_without_a_note_at_every_cut(run):
-    f = run/'groups.jsonl'; b = f.read_bytes(); start = b[:-1].rfind(b'\n')+1
-    for cut in (start, start+1, (start+len(b))//2, len(b)-1):
-        f.write_bytes(b[:cut]); r = read_run(run)
-        assert len(r.groups)==19 and r.notes==[]
-    f.write_bytes(b); assert len(read_run(run).groups)==20
-
-def test_a_damaged_line_is_named(run):
-    f = run / 'history.jsonl'
-    o = f.read_bytes().split(b'\n')
-    o[2] = b'\x00\xff garbage'
-    f.write_bytes(b'\n'.join(o))
-    r = read_run(run)
-    assert r.history.step.tolist()==[1,2,4,5] and len(r.notes)==1 and 'history.jsonl: line 3' in r.notes[0]
-
-def test_a_compressed_record_reads_the_same_and_a_damaged_one_is_named(run):
-    plain,(g, h) = read_run(run),(run/'groups.jsonl', run/'history.jsonl')
-    for f in (g, h):
-        Path(f'{f}.gz').write_bytes(gzip.compress(f.read_bytes()))
-        f.unlink()
-    packed = read_run(run)
-    assert packed.rows==plain.rows and packed.history.equals(plain.history) and not packed.notes
-    gz = Path(f'{g}.gz')
-    whole = gz.read_bytes()
-    for broken in (b'', b'no gzip', whole[:-9], whole[:12]+b'x'*9):
-        gz.write_bytes(broken)
-        r = read_run(run)
-        assert not r.rows and r.history.equals(plain.history)
-        assert not broken or len(r.notes)==1 and 'groups.jsonl.gz is damaged' in r.notes[0]
-
-def test_resume_drops_later_rows_and_a_half_line(run):
-    with open(run/'groups.jsonl', 'ab') as f: f.write(b'{"step": 2, "gro')
-    (run/'summary.json').write_text('{"seed": 0}')
-    rec = Recorder(run, resume_step=3); rec.log(dict(step=4, loss=9.)); rec.write_groups(4, rows_of(4, B=2))
-    r = read_run(run)
-    assert (r.history.step.tolist() == [1, 2, 3, 4] and r.history.loss.tolist()[-1] == 9
-            and r.groups.groupby('step').size().tolist() == [4, 4, 4, 2] and r.notes == [])
-    assert r.settings['seed']==0
-
 def test_a_new_record_moves_an_old_one_aside_and_leaves_its_checkpoints(run):
     (run/'checkpoint-3').mkdir(); Recorder(run).summary(seed=1)
     Recorder(run).log(dict(step=1))
@@ -125,38 +86,6 @@ def test_a_trl_folder_gives_history_without_groups(tmp_path, where):
     for o in (tmp_path, (tmp_path/where) if where=='trainer_state.json' else tmp_path):
         r = read_run(o)
         assert len(r.history) == 10 and len(r.groups) == 0 and r.history.train_runtime.tolist()[-1] == 3
-
-def test_nested_flat_and_chat_completions_give_the_same_rows():
-    flat = group_rows(1, ['p','q'], ['a','b','c','d'], torch.arange(4.))
-    assert flat==group_rows(1, ['p','q'], [['a','b'],['c','d']], torch.arange(4.).view(2, 2))
-    chat = [[dict(role='assistant', content=c)] for c in 'abcd']
-    assert flat==group_rows(1, [[dict(role='user', content=c)] for c in 'pq'], chat, [[0., 1.], [2., 3.]])
-    assert group_rows(1, ['p'], ['a','b'], [0., 1.])[0]['rewards']==[0., 1.]  # one group, flat
-    assert group_rows(1, ['p', 'q'], [chat[0], chat[1]], [0.0, 1.0])[1]['completions'] == [
-        'b'
-    ]  # G = 1 is recorded as it is
-
-def test_a_group_row_holds_what_is_of_its_group_only():
-    r = torch.arange(24.).view(4, 6)
-    rows = group_rows(7, list('abcd'), [str(i) for i in range(24)], r.flatten(),
-                      rewards_by_func=dict(f=r * 2, g=r.flatten() * 3), advantages=r - 1,
-                      advantages_before=-r, n_tokens=r.long() + 1, truncated=(r > 20).flatten(),
-                      prompt_key=torch.tensor([9, 8, 7, 6]), dead=torch.tensor([0, 0, 1, 0]).bool(),
-                      dead_reason=[None, None, 'equal', None], score=torch.arange(4.0), id=[None, 3, None, 4])
-    for b,o in enumerate(rows):
-        w = list(range(b*6, b*6+6))
-        assert (o['step'] == 7 and o['group'] == b and o['prompt_key'] == 9 - b
-                and o['completions'] == [str(i) for i in w] and o['rewards'] == w
-                and o['rewards_by_func'] == dict(f=[2 * i for i in w], g=[3 * i for i in w]))
-        assert (o['advantages'] == [i - 1 for i in w] and o['n_tokens'] == [i + 1 for i in w]
-                and o['truncated'] == [i > 20 for i in w] and o['dead'] == (b == 2) and o['score'] == b)
-    assert [o['id'] for o in rows]==[None,3,None,4] and rows[2]['dead_reason']=='equal'
-
-def test_what_a_method_says_wins():
-    rows = group_rows(1, ['p', 'q'], list('abcd'), torch.zeros(2, 2),
-                      records=[dict(outcome='masked', score=torch.tensor(2.0)), dict(outcome='kept')],
-                      outcome=['trained'] * 2)
-    assert [o['outcome'] for o in rows]==['masked','kept'] and rows[0]['score']==2.
 
 @pytest.mark.parametrize(
     'kw,say',
@@ -208,46 +137,7 @@ def test_reading_while_another_process_writes(tmp_path):
             r = read_run(tmp_path); seen.append(len(r.groups)); assert r.notes==[]
     assert p.exitcode==0 and len(read_run(tmp_path).groups)==16*150 and seen==sorted(seen)
 
-@pytest.mark.weekly   # a time: other processes on the machine move it
-def test_recording_a_demo_step_costs_little_more_than_its_json(tmp_path):
-    "Turn by turn with writing and reading these rows as JSON: a busy machine slows both."
-    rec = Recorder(tmp_path); text = ['<think>3 + 4 = 7, 7 - 2 = 5</think><answer>5</answer>']*128
-    ratio,mask,A = torch.rand(16, 8, 48)+.5,torch.ones(16, 8, 48).bool(),torch.randn(16, 8)
-    def once(s):
-        t = time.process_time()
-        rec.write_groups(s, group_rows(s, ['3 + 4 - 2 ='] * 16, text, A, rewards_by_func=dict(a=A, f=A),
-                                 advantages_before=A, advantages=A, n_tokens=mask.sum(-1), truncated=A > 0,
-                                 dead=A[:, 0] > 0, ratio_hist=ratio_hists(ratio, mask), clip_frac=A[:, 0],
-                                 records=[dict(outcome='replaced',
-                                               replacement=dict(id=1, step=1, age=2, uses=3, score=0.4,
-                                                                draw_prob=0.1))] * 16))
-        rec.log(dict(step=s, **{f'm{i}':.5 for i in range(30)})); return time.process_time()-t
-    def as_json():
-        t = time.process_time()
-        for o in rows: json.loads(json.dumps(o))
-        return time.process_time()-t
-    once(0)
-    rows = [json.loads(o) for o in (tmp_path/'groups.jsonl').read_text().splitlines()]
-    took,least = zip(*((once(s), as_json()) for s in range(1, 41)))
-    ratio = sorted(took)[20]/sorted(least)[20]   # 2.3 when this was written
-    assert ratio<4, f'{ratio:.1f} times its JSON'
-
 # ---- a bounded record, and going on with it
-
-def test_a_record_keeps_to_its_share_of_the_disk_all_along_the_run(tmp_path):
-    rec = Recorder(tmp_path, max_mb=.02, last_step=100)
-    for s in range(100): rec.write_groups(s, rows_of(s))
-    size,steps = (tmp_path/'groups.jsonl').stat().st_size,read_run(tmp_path).steps
-    one = size/len(steps)
-    assert size==rec.size<=20_000+one and len(steps)>5
-    gaps = [b-a for a,b in zip(steps, steps[1:])]
-    assert steps[0]==0 and max(gaps)-min(gaps)<=1   # spread evenly, the last as the first
-    half = Recorder(tmp_path, resume_step=49, max_mb=.02, last_step=100)
-    for s in range(50, 100): half.write_groups(s, rows_of(s))
-    assert read_run(tmp_path).steps==steps   # a resumed run records what the whole one does
-    free = Recorder(tmp_path, max_mb=None)
-    for s in range(100): free.write_groups(s, rows_of(s))
-    assert read_run(tmp_path).steps==list(range(100))
 
 @pytest.mark.parametrize('step', [-1, 0, 3, 5, 9])
 def test_a_cut_keeps_what_stands_before_byte_for_byte(step, tmp_path):
@@ -267,14 +157,6 @@ def test_the_record_of_another_run_is_not_gone_on_with(run):
     assert len(read_run(run).history)==1 and read_run(run).setting('run')=='two'
     assert len(read_run(run/'earlier-1').history)==3
 
-def test_a_ratio_on_an_edge_counts_in_the_bin_above_it():
-    from grpo_nb.run.record import RATIO_EDGES, ratio_hists
-    inner = torch.tensor(RATIO_EDGES[1:-1])
-    for i,r in enumerate(inner):
-        counts = ratio_hists(r.view(1, 1, 1), torch.ones(1, 1, 1, dtype=torch.bool))[0]['counts']
-        assert counts.index(1)==i+1 and sum(counts)==1
-    assert RATIO_EDGES==sorted(RATIO_EDGES) and (RATIO_EDGES[0],RATIO_EDGES[-1])==(1/4, 4)
-
 def test_a_record_without_a_limit_of_its_own_or_a_last_step_may_have_100_mb(tmp_path):
     rec = Recorder(tmp_path)
     rec.size = 99_999_999
@@ -287,30 +169,6 @@ def test_a_token_is_shown_with_the_space_that_the_one_before_it_asks_for():
         def decode(self, ids): return ' '.join('abcd'[i] for i in ids)
     got = token_fields(Words(), [dict(ids=[0, 1, 2, 3, 1]), dict(ids=[3])], 2)
     assert got==dict(tokens=[[['a',' b',' c',' d',' b'], ['d']]])
-
-def test_parts_of_a_message_are_shown_as_text_whatever_they_are():
-    parts = ['see ', dict(type='text', text='this: '), dict(type='image')]
-    assert as_text([dict(role='user', content=parts)])=='see this: <image>'
-
-def test_a_call_of_a_tool_is_shown_nested_or_not():
-    call = dict(name='add', arguments='1, 2')
-    for o in (call, dict(type='function', function=call)):
-        assert as_text([dict(role='assistant', content='so', tool_calls=[o])])=='so\n→ add(1, 2)'
-
-def test_eight_batches_without_a_judgement_end_a_run_and_one_judgement_is_enough():
-    from types import SimpleNamespace
-    from grpo_nb.run.history import check_some_reward
-    of = lambda *rewards: SimpleNamespace(history=[dict(reward=r) for r in rewards])
-    check_some_reward(of(*[math.nan]*6))
-    check_some_reward(of(*[math.nan]*6, 0., math.nan))
-    with pytest.raises(ValueError, match='first 8 batches'): check_some_reward(of(*[math.nan]*7))
-
-def test_a_turn_may_end_with_any_token_that_ends_an_answer_whatever_its_number():
-    class Words:
-        eos_token_id,eos_token,chat_template = 5,'<eos>','{{ turn }}<three>'
-        def decode(self, ids): return {3:'<three>', 7:'<seven>'}[ids[0]]
-    def told(*ends): return dataset_info(Words(), None, ends)['eos_in_template']
-    assert told(3) and told(7, 3) and not told(7) and not told()
 
 # ---- drawn records: what goes in, field by field beside what comes back
 

@@ -94,11 +94,6 @@ def test_an_interrupted_program_says_one_line():
     out,err,rc = run(code)
     assert (err.strip(), rc)==('grpo_nb demo: stopped; nothing more was written', 130)
 
-def test_the_room_is_light():
-    code = 'import sys, grpo_nb.cli; print({"torch", "numpy", "fastcore"} & set(sys.modules))'
-    assert (subprocess.run([sys.executable, '-c', code], capture_output=True,
-                           text=True).stdout.strip() == 'set()')
-
 @pytest.mark.processes
 def test_ctrl_c_again_and_again_ends_a_command_in_one_line_and_no_stack():
     code = ('import atexit, signal, time\nfrom grpo_nb import cli\n'
@@ -112,21 +107,3 @@ def test_ctrl_c_again_and_again_ends_a_command_in_one_line_and_no_stack():
     while p.poll() is None: p.send_signal(signal.SIGINT); time.sleep(.02)
     said = p.stderr.read().strip()
     assert (said, p.returncode)==('grpo_nb demo: stopped; nothing more was written', 130)
-
-def test_a_second_ctrl_c_on_its_way_while_the_first_is_handled_changes_nothing(monkeypatch, capsys):
-    "`signal.signal` raises it, as it does for a signal that waits"
-    from grpo_nb import cli
-    set_to,asked = signal.signal,[]
-    def late(*a):
-        asked.append(a)
-        if len(asked)==1: raise KeyboardInterrupt
-        return set_to(*a)
-    def work(*a): raise KeyboardInterrupt
-    monkeypatch.setattr(cli, '_run', work)
-    before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(signal, 'signal', late)
-    try:
-        with pytest.raises(SystemExit) as e: cli.main(['demo'])
-    except KeyboardInterrupt: pytest.fail('the second one ended the farewell')
-    finally: set_to(signal.SIGINT, before)
-    assert e.value.code==130 and 'demo: stopped' in capsys.readouterr().err and len(asked)==2

@@ -6,7 +6,7 @@ import pandas as pd, pytest
 import grpo_nb.studies.study as st
 from grpo_nb.run.signals import Stopped, check_stop, note_stop
 from grpo_nb.studies.study import (
-    mean_over_tokens, at_equal, compare, over_regimes, paired_table, lr_table, read_rows, run_study,
+    mean_over_tokens, at_equal, compare, over_regimes, paired_table, read_rows, run_study,
     source_hash)
 from another import fork
 
@@ -148,9 +148,3 @@ def test_holm_says_what_survives_all_pairs():
     assert better(d)==dict(sure=('better', True), barely=('better', True))
     assert better(many)==dict(sure=('better', True), barely=('better', False)) and len(paired_table(many))==11
     assert len(paired_table(d, at_least=6))==0
-
-def test_tables_of_rates_hold_the_means():
-    d = pd.DataFrame([dict(regime='r', arm='none', seed=s, learning_rate=l, area=l*1000+s/100, error='')
-        for s in (0,1) for l in (1e-4,2e-4)])
-    t = lr_table(d)
-    assert math.isclose(t.loc[('r','none'),2e-4], .205) and t.best.tolist()==['0.0002']

@@ -1,8 +1,7 @@
 "Notebooks, modules, README and settings agree, and running a notebook again changes nothing"
-import inspect, json, os, re, shutil, subprocess, sys
+import json, os, re, shutil, subprocess, sys
 from pathlib import Path
 import pytest
-from grpo_nb.cli import main
 from grpo_nb.dev import site as dev
 
 ROOT = Path(__file__).parent.parent
@@ -113,16 +112,6 @@ def test_on_colab_a_chapter_imports_the_clone_which_has_the_studies_too(tmp_path
 def test_an_unknown_notebook_is_told(copy):
     with pytest.raises(dev.ProjectError, match='no such notebook among 77_nothing'): dev.check(['77_nothing'])
 
-@pytest.mark.parametrize('words', [['plotting'], ['--names','plotting','--check'], ['--check','plotting']])
-def test_names_are_taken_with_and_without_their_option(copy, monkeypatch, words):
-    seen = {}
-    def run_nbs(names:list[str]=None, check:bool=False, timeout:int=600):
-        seen.update(names=names, check=check)
-    monkeypatch.setattr(dev, 'run_nbs', run_nbs)
-    monkeypatch.chdir(ROOT)
-    main(['run_nbs', *words])
-    assert seen==dict(names=['plotting'], check='--check' in words)
-
 @pytest.mark.processes
 @pytest.mark.weekly
 def test_a_check_of_many_changes_nothing_names_what_is_stale_and_goes_on_behind_a_failure(copy):
@@ -155,10 +144,6 @@ def test_a_failing_cell_is_told_with_its_error(copy):
     with pytest.raises(dev.ProjectError, match=r'widgets.ipynb, cell 3 \(1/0\): ZeroDivisionError'):
         dev.run_nbs(['widgets'])
 
-def test_stored_outputs_are_small():
-    big = {f.name:f.stat().st_size for f in ROOT.glob('nbs/**/*.ipynb') if f.stat().st_size>1_000_000}
-    assert big=={}
-
 def test_what_the_workflows_call_is_there():
     import yaml
     from grpo_nb.cli import DEV_COMMANDS
@@ -178,34 +163,3 @@ def test_no_file_names_the_machine_it_was_made_on():
             and f != 'nbs/dev/site.ipynb' and f != 'grpo_nb/dev/site.py' and (ROOT / f).exists()
             and odd.search((ROOT / f).read_text(encoding='utf-8'))]
     assert said==[]
-
-NOTEBOOKS = """#!/bin/sh
-echo Starting good.ipynb
-printf '\\nnbdev Tests Failed On The Following Notebooks:\\n=====\\n\\tbad.ipynb\\n\\tworse.ipynb\\n' >&2
-exit 1
-"""
-
-@pytest.mark.parametrize('test,code,last', [('assert 1', 1, '1 passed'), ('assert 0', 1, '1 failed')])
-def test_the_command_goes_on_to_the_end_and_names_all_that_failed(
-        tmp_path, monkeypatch, capfd, test, code, last):
-    "A check that fails, a stand-in for `nbdev_test` that names two notebooks, and one test"
-    import conftest
-    (tmp_path/'settings.ini').touch()
-    (tmp_path/'tests').mkdir()
-    (tmp_path/'tests'/'test_one.py').write_text(f'def test_one(): {test}')
-    (tmp_path/'tests'/'quick_packages.py').touch()   # the plugin that the command names
-    hook = inspect.getsource(conftest.pytest_terminal_summary)
-    (tmp_path/'tests'/'conftest.py').write_text('import os\n'+hook)
-    for name,text in (('nbdev_test', NOTEBOOKS), ('python', f'#!/bin/sh\nexec {sys.executable} "$@"\n')):
-        (tmp_path/name).write_text(text)
-        (tmp_path/name).chmod(0o755)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, 'executable', str(tmp_path/'python'))
-    def check(): raise dev.ProjectError('a.ipynb: not clean\nb.ipynb: not clean')
-    monkeypatch.setattr(dev, 'check', check)
-    with pytest.raises(SystemExit) as e: dev.test(n_workers=1)
-    said = capfd.readouterr().out
-    assert e.value.code==code and last in said.splitlines()[-1], said
-    for o in ('a.ipynb: not clean', 'b.ipynb: not clean', 'notebook bad.ipynb: fails',
-        'notebook worse.ipynb: fails'): assert f'FAILED {o}' in said, said
-    assert ('FAILED tests/test_one.py::test_one' in said)==(test=='assert 0')

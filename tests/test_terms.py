@@ -260,8 +260,7 @@ def test_on_trl_listening_changes_no_bit(tmp_path):
 
 # ---- the pane, in a browser
 
-@pytest.mark.parametrize('width,scheme', [(1280, 'light'), (400, 'dark'),
-    *(pytest.param(*o, marks=pytest.mark.weekly) for o in ((1280, 'dark'), (400, 'light')))])
+@pytest.mark.parametrize('width,scheme', [(1280, 'light'), (400, 'dark')])
 def test_the_pane_is_for_everybody(browser, axe, tmp_path, width, scheme):
     (tmp_path/'i.html').write_text(inspector_html('nbs/results/run_tiny'))
     ctx = browser.new_context(viewport=dict(width=width, height=900), color_scheme=scheme)

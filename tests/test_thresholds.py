@@ -54,11 +54,6 @@ FIFTH = [dict(step=9, rewards=[10.]*4, n_tokens=[100]*4)]
 def forms(share, n=100):
     k = round(share*n)
     return [dict(step=0, prompt=f'{i}', completions=['same'] if i<k else [f'own {i}']) for i in range(n)]
-def two_rewards(early, late, climb=.3):
-    n = 40
-    x = np.concatenate([np.repeat(early, n//2), np.repeat(late, n//2)])
-    return look(2*n, rewards__form__mean=line(0, climb*4), rewards__right__mean=list(x))
-
 # (rule, threshold): (the run below, the run above, which of the two it speaks of)
 below,above = False,True
 EDGES = {

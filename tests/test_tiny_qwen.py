@@ -7,7 +7,7 @@ from grpo_nb.studies.study import lesson_batch, lessons, warm_start
 from grpo_nb.tasks import accuracy_reward, example_group
 from grpo_nb.parts.loading import save_model
 from grpo_nb.tiny_qwen import (
-    PHRASES, SPECIAL_TAGS, TINY_QWEN_DIR, sample_texts, encode_prompts, load_model, make_tokenizer,
+    PHRASES, SPECIAL_TAGS, sample_texts, encode_prompts, load_model, make_tokenizer,
     tiny_config, tiny_model)
 
 
@@ -134,17 +134,6 @@ def test_the_group_of_the_course_is_what_the_model_says(tiny):
                for s in range(40))
 
 
-def test_the_shipped_folder_is_small_and_loads_in_float32_and_bfloat16(tiny):
-    assert sum(f.stat().st_size for f in TINY_QWEN_DIR.iterdir())<3e6
-    model,tok = tiny
-    assert (model.dtype == torch.float32 and not model.training
-            and model.config.vocab_size == len(tok) == len(make_tokenizer()))
-    assert load_model('tiny', dtype='bfloat16')[0].dtype==torch.bfloat16
-    text = 'State the final answer to the following arithmetic problem: 1 + 2 ='
-    assert (tok(text)['input_ids'] == make_tokenizer()(text)['input_ids']
-            and tok.chat_template == make_tokenizer().chat_template)
-
-
 def rewards(model, tok, ds, G=8, seed=0, **kw):
     "(n, G) rewards of sampled answers."
     texts = sum(sample_texts(model, tok, ds['prompt'], n=G, seed=seed, **kw), [])
@@ -244,29 +233,6 @@ def test_the_first_steps_learn_the_form_and_are_the_same_again():
         seed=s) for s in (0, 1))
     assert same==runs[0][:1]!=other
 
-
-@pytest.mark.parametrize('bars', [True, False])
-@pytest.mark.parametrize('of_hub', [True, False])
-def test_loading_and_saving_leave_the_progress_bars_of_the_process_as_they_were(bars, of_hub, tiny, tmp_path):
-    from huggingface_hub import utils as hub
-    from transformers.utils import logging as hf
-    def state(): return hf.is_progress_bar_enabled(),not hub.are_progress_bars_disabled()
-    def switch(bars, of_hub):
-        hf.enable_progress_bar() if bars else hf.disable_progress_bar()
-        hub.enable_progress_bars() if of_hub else hub.disable_progress_bars()
-    before = state()
-    try:
-        switch(bars, of_hub)
-        load_model('tiny')
-        assert state()==(bars, of_hub)
-        save_model(*tiny, tmp_path)
-        assert state()==(bars, of_hub)
-        with pytest.raises(ValueError, match='no such folder'): load_model(tmp_path/'gone')
-        with pytest.raises(ValueError, match="can't be loaded"):
-            (tmp_path/'config.json').write_text('{}')
-            load_model(tmp_path)
-        assert state()==(bars, of_hub)
-    finally: switch(*before)
 
 @pytest.mark.skipif(
     not os.environ.get('GRPO_NB_SLOW'),

@@ -12,12 +12,11 @@ from grpo_nb.parts.registry import LOSSES, PRIORITIES, REGISTRIES, register, res
 from grpo_nb.logps import token_logps
 from grpo_nb.run.signals import Stopped, check_stop, forget_stop, note_stop
 from grpo_nb.run.checkpoints import checkpoint_folders, checkpoint_error
-from grpo_nb.run.resume import load_checkpoint, resolve_checkpoint, save_checkpoint
+from grpo_nb.run.resume import load_checkpoint, save_checkpoint
 from grpo_nb.run.reading import read_run
 from grpo_nb.replay import Replay
 from grpo_nb.variants.strategy import Keep, ProcessedBatch
 from grpo_nb.variants.token_terms import TokenTermsCallback
-from grpo_nb.see.monitor import slow_path_notice
 from grpo_nb.see.readers import open_run
 from grpo_nb.tasks import accuracy_reward, format_reward
 from grpo_nb.tiny_qwen import sample_texts, make_tokenizer, tiny_model
@@ -171,15 +170,6 @@ def test_a_model_in_float64_is_pulled_back_as_one_in_float32():
         assert s.history[-1]['kl']>0
         losses.append([row['loss'] for row in s.history])
     assert losses[1]==pytest.approx(losses[0], abs=1e-4)
-
-def test_a_model_without_a_short_road_is_said_in_one_line():
-    assert slow_path_notice(tiny_model(0), cfg())==''
-    said = slow_path_notice(tiny_model(0, hidden_act='gelu'), cfg())
-    assert said.startswith('sampling and log-probs through') and said.endswith(
-        'its activation is gelu, not silu'
-    )
-    assert slow_path_notice(tiny_model(0).bfloat16(), cfg()).endswith(': its weights are bfloat16')
-    assert slow_path_notice(tiny_model(0), cfg(shared_prefix=False)).startswith('log-probs through')
 
 def test_a_run_ends_with_a_verdict_and_says_nothing_where_the_bar_is_hidden(capsys):
     flat_reward = lambda completions, **kw: [0.]*len(completions)
@@ -418,23 +408,6 @@ def test_one_flipped_bit_is_noticed(name, tmp_path):
     b[len(b)//2] ^= 1
     (c/name).write_bytes(b)
     with pytest.raises(ValueError, match=f'{name} has changed'): load_checkpoint(state(), c)
-
-def test_a_checkpoint_of_other_settings_names_them(tmp_path):
-    s = state(); train_batch(s)
-    c = save_checkpoint(s, tmp_path)
-    with pytest.raises(ValueError, match='epsilon: 0.2 then, 0.3 now'):
-        load_checkpoint(state(epsilon=0.3), c)
-
-def test_a_half_written_checkpoint_is_not_a_checkpoint(tmp_path):
-    s = state(); train_batch(s)
-    c = save_checkpoint(s, tmp_path)
-    (tmp_path/'checkpoint-99').mkdir(); (tmp_path/'checkpoint-99'/'model.safetensors').write_bytes(b'half')
-    (tmp_path/'.checkpoint-100.tmp').mkdir()
-    with pytest.warns(UserWarning, match='passed over checkpoint-99'):
-        assert resolve_checkpoint(state(output_dir=str(tmp_path)), True)==c
-    assert [o for o in checkpoint_folders(tmp_path) if not checkpoint_error(o)]==[c]
-    with pytest.raises(ValueError, match='no whole checkpoint'):
-        load_checkpoint(state(), tmp_path / 'checkpoint-99')
 
 def test_an_old_run_is_not_overwritten(tmp_path):
     train(tiny_model(0), TOK, DATA, parity, cfg(output_dir=str(tmp_path), max_steps=2))

@@ -132,12 +132,6 @@ def test_a_reference_that_moved_sees_the_images_of_the_rows(monkeypatch):
     assert kw['mm_token_type_ids'][:,0].tolist()==[4,5,6,
         7] and batch['ref_per_token_logps'].sum(1).tolist()==[-3.]*4+[0.]*4
 
-def test_nothing_of_64_bits_is_put_on_the_device():
-    "Apple's GPUs know no float64."
-    for name in ('on_trl/record','on_trl/distributed','on_trl/rows','grpo_with_replay_buffer'):
-        text = (Path(__file__).parent.parent/'grpo_nb'/f'{name}.py').read_text()
-        assert 'float64' not in text and '.double(' not in text, name
-
 # -- a reward that fails --------------------------------------------------------------------------
 def failing(at, kind=KeyError):
     calls = []

@@ -317,33 +317,6 @@ def test_two_processes_leave_one_record(tmp_path, scene):
     assert sum(o['replacement'] is not None for o in r.rows)>1
     assert (Opened(inspector_html(r)).by()>=0).any()
 
-# -- what it costs --------------------------------------------------------------------------------
-@pytest.mark.weekly
-def test_recording_takes_about_a_hundredth_of_the_step_of_even_a_small_model():
-    """Processor time of this thread, summed over all that only a record needs;
-    16 completions of 32 tokens from a model of 0.7 million weights."""
-    import statistics, time
-    from bench_trl import qwen
-    t = T.trainer(Scripted([LIVE]*4+[LIVE,DEAD]*99, G), model_=qwen(128, 3),
-        args=T.config(per_device_train_batch_size=16, max_completion_length=32, max_steps=12,
-            learning_rate=1e-5, generation_kwargs=dict(min_new_tokens=32), dataloader_pin_memory=False))
-    spent = dict(record=[0.], step=[])
-    def watch(owner, name, to):
-        f = getattr(owner, name)
-        def g(*a, **kw):
-            s = time.thread_time()
-            try: return f(*a, **kw)
-            finally: to(time.thread_time()-s)
-        setattr(owner, name, g)
-    def add(dt): spent['record'][-1] += dt
-    def end(dt): spent['step'].append(dt); spent['record'].append(0.)
-    watch(t.record, 'on_batch_end', add)
-    watch(t, 'training_step', end)
-    t.train()
-    share = [r/s for r,s in zip(spent['record'], spent['step'])][2:]
-    # 0.9 % on an idle core; the rest is for a busy one
-    assert len(read_run(t.args.output_dir).rows)==12*4 and 0<statistics.median(share)<=.015, share
-
 # -- tokens, on request ---------------------------------------------------------------------------
 def test_tokens_are_recorded_with_log_prob_and_ratio_by_value():
     "The trainer's own numbers, token by token: of what was sampled, and under the newcomer where one came in"

@@ -190,13 +190,6 @@ def test_marks_and_encodings_of_windows(encoding, tmp_path):
 
 # ---- damaged tables
 
-@pytest.mark.parametrize('last', ['2', '2,.5,7'])
-def test_rows_of_another_length_than_the_header_are_counted(last, tmp_path):
-    (tmp_path/'t.csv').write_text(f'\nstep,reward\n1,.5\n{last}\n')
-    run = open_run(tmp_path/'t.csv')
-    assert run.history['step'].tolist()==[1, 2] and run.history['reward'].dropna().tolist()[0]==.5
-    assert [o[:28] for o in run.notes]==['t.csv: 1 rows are shorter or']
-
 def test_commas_in_a_cell_are_no_separators(tmp_path):
     (tmp_path/'t.tsv').write_text('step\treward\tname\n1\t.5\ta,b,c,d,e,f\n')
     assert open_run(tmp_path/'t.tsv').history['reward'].tolist()==[.5]

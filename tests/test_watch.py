@@ -118,21 +118,6 @@ def test_a_folder_of_another_trainer_is_followed(tmp_path):
     put(2)
     assert len(packed())>len(one) and reader.stamp!=before
 
-def test_in_80_columns_the_progress_bar_is_whole(monkeypatch):
-    import io
-    from functools import partial
-    from types import SimpleNamespace as NS
-    from tqdm.std import tqdm
-    from grpo_nb.see import monitor
-    monkeypatch.setattr(monitor, 'tqdm', partial(tqdm, ncols=80, file=io.StringIO()))
-    monkeypatch.setattr('sys.stderr.isatty', lambda: True)
-    s = NS(step=104, args=NS(max_steps=200, disable_tqdm=False))
-    bar = monitor.RunMonitor().progress_bar(s)
-    bar.set_postfix_str('reward 0.86, dead 31%, replayed 16/16')
-    last = bar.format_meter(**bar.format_dict|dict(elapsed=49.6, rate=1.75))
-    bar.close()
-    assert len(last)<=80 and last.endswith('replayed 16/16]') and '104/200' in last and '52%|' in last, last
-
 def test_in_a_file_a_run_is_a_line_in_every_tenth(capfd):
     pytest.importorskip('ipykernel.zmqshell')   # to have it is not to run in it
     from types import SimpleNamespace as NS
@@ -156,17 +141,6 @@ def test_a_notebooks_cell_has_a_bar_although_its_output_is_no_terminal(monkeypat
         bar = RunMonitor().progress_bar(s)
         bar.close()
         assert isinstance(bar, LogLines)!=is_bar
-
-@pytest.mark.parametrize('terminal', [False, True])
-def test_a_measurement_has_its_bar_on_a_terminal_and_none_in_a_file(terminal, monkeypatch, capfd):
-    from grpo_nb.evaluation import evaluate
-    from grpo_nb.tiny_qwen import load_model
-    monkeypatch.setattr('sys.stderr.isatty', lambda: terminal)
-    model,tok = load_model('tiny')
-    rows = [dict(prompt=f'{a}+1=') for a in range(2)]
-    evaluate(model, tok, rows, lambda completions, **kw: [1.]*len(completions), max_completion_length=2,
-        disable_tqdm=False)
-    assert ('evaluate' in capfd.readouterr().err)==terminal
 
 def test_a_run_that_goes_on_is_not_told_to_train_longer(tmp_path):
     from grpo_nb.run.record import Recorder

@@ -52,17 +52,6 @@ def test_a_figure_is_drawn_once_however_often_it_is_shown_and_again_when_it_has_
     ax.plot([0, 1], [0, 1])
     assert shell.display_formatter.format(fig)[0]['image/png']!=one['image/png'] and len(drawn)==2
 
-def test_nbdev_test_draws_each_setting_of_each_control_once(monkeypatch):
-    seen = []
-    def two(): return explore(lambda a, b: seen.append((a, b)) or dict(), lambda v: '<p></p>',
-        a=W.IntSlider(2, min=1, max=3), b=W.IntSlider(1, min=1, max=4))
-    two()
-    assert len(seen)==12
-    monkeypatch.setenv('IN_TEST', '1')
-    seen.clear()
-    two()
-    assert sorted(seen)==[(1, 1), (2, 1), (2, 2), (2, 3), (2, 4), (3, 1)]
-
 def test_sliders_and_boxes_keep_their_start():
     c = _indexed('clip_eps', W.FloatSlider(.2, min=.1, max=.5, step=.1))
     assert (c.index, c.value)==(1, .2)
@@ -110,13 +99,6 @@ def test_a_picture_of_few_colors_comes_back_pixel_for_pixel(n, shape):
     pixels[:,:shape[1]//2] = 0
     stored = Image.open(BytesIO(png_bytes(pixels, palette)))
     np.testing.assert_array_equal(np.array(stored.convert('RGB')), palette[pixels])
-
-def test_a_plot_of_twelve_colors_is_stored_smaller_than_pillow_makes_it():
-    fig,ax = plotting.new_figure('A line', 'x', 'y')
-    ax.plot(np.random.default_rng(0).normal(size=40).cumsum(), 'o-')
-    stored,other = plotting.fig_png(fig, n_colours=12),BytesIO()
-    Image.open(BytesIO(stored)).save(other, format='png', optimize=True)
-    assert len(stored)<len(other.getvalue())
 
 def test_a_stored_picture_loses_rare_shades_and_keeps_the_colors_of_areas_and_lines():
     pixels = np.zeros((100, 200), dtype=np.uint8)

@@ -1,10 +1,9 @@
 "The registered study: judging, batches, losses, runs that are the same alone, and a plan that cannot be left"
-import hashlib, json, statistics
+import hashlib, json
 from pathlib import Path
 import numpy as np, pandas as pd, pytest, torch
 from scipy.stats import ttest_1samp
 import grpo_nb.studies.real_study as rt
-import grpo_nb.studies.replay_study as rs
 from grpo_nb.studies.real_study import real_claims, real_jobs, real_plan, real_run
 import grpo_nb.studies.stacked as sr
 from grpo_nb.studies.replay_study import (
@@ -12,18 +11,16 @@ from grpo_nb.studies.replay_study import (
 from grpo_nb.studies.stacked import (
     END, FAMILIES, MAKERS, PAD, SHAPE, BatchUse, Shelf, assemble, encode, factor, is_right, problems,
     to_tensors)
-from grpo_nb.studies.study import over_regimes, paired_table, read_rows, run_study, stamp
+from grpo_nb.studies.study import read_rows, run_study, stamp
 from recount_study import recount_real
 from made_study import bare, one_thread, untaught   # noqa: F401  fixtures
 from notebook_code import defined_in
 
 pytestmark = pytest.mark.studies
 
-FIRST,ROOM = defined_in('studies/first_study'),defined_in('studies/stacked', 'grpo_nb.studies.stacked')
+FIRST = defined_in('studies/first_study')
 
 PAGE = Path(__file__).parents[2]/'nbs'/'studies'/'registration.qmd'
-PRACTICE = PAGE.with_name('registration_practice.qmd')
-
 def ids(*texts, width=12):
     rows = [encode(t.rstrip('$'))+[END]*t.endswith('$') for t in texts]
     return torch.tensor([o+[PAD]*(width-len(o)) for o in rows])
@@ -65,28 +62,6 @@ def test_a_teacher_without_habits_gets_full_marks_from_the_gym(family):
         d = to_tensors([row], family)
         assert is_right(d['taught'], d['answer']).all()
     assert n>=10   # sums leave out what is subtracted
-
-def right_answer(family, prompt):
-    "The answer to a problem of our own, by another road"
-    a,_,b = prompt.replace('-', ':').partition(':')
-    if family=='shifting': return prompt.translate(str.maketrans('abcdefghijklmnopqrstuvwxyz',
-        'defghijklmnopqrstuvwxyzabc'))
-    if family=='tallying': return ''.join(str(sum(c==o for c in prompt)) for o in 'abcd')
-    if family=='cutting': return prompt[1+int(prompt[0]):][:4]
-    if family=='interleaving': return a[0]+b[0]+a[1]+b[1]
-    if family=='merging': return ''.join(sorted(a+b))
-    if family=='swapping': return a[1]+a[0]+a[3]+a[2]
-    if family=='comparing': return ''.join('-' if x<y else '+' if x>y else ':' for x,y in zip(a, b))
-    return ''.join(str(int(x)*int(b))[-1] for x in a)
-
-@pytest.mark.parametrize('family', OWN)
-def test_our_own_problems_have_the_right_answer_and_all_of_it_fits(family):
-    rows = problems(family, 'train', 300)
-    assert len(rows)>200 and len(to_tensors(rows, family)['ids'])==len(rows)
-    assert all(steps=='' and said==right_answer(family, prompt) for prompt,steps,said in rows)
-    taught = [said==right_answer(family, prompt) for prompt,_,said in problems(family, 'lesson', 2000)]
-    assert .1<sum(taught)/len(taught)<.45   # its teacher has bad habits
-    assert len(problems(family, 'test', 800))>=500
 
 def test_our_own_problems_are_the_registered_ones():
     "Their code is not hashed by the page: these are all prompts and answers that a run may see"
@@ -303,28 +278,6 @@ def test_planned_jobs_are_the_registered_ones_block_by_block():
         planned(plan, 'main', {})
     with pytest.raises(ValueError, match='no plan'): planned(plan, 'other', {})
 
-def test_an_arm_has_several_multiples_of_the_tuned_rate_in_one_stack_and_a_name_for_each():
-    plan = registration(PRACTICE)
-    rate = {(f, 'plain'):1e-4*2**i for i,f in enumerate(plan['definitions']['families'])}
-    jobs = planned(plan, 'main', rate)
-    assert [len(o) for o in jobs[:7]]==[16, 16, 8, 8, 8, 8, 8] and sum(map(len, jobs))==576
-    for job in jobs:
-        assert len({(o['regime'], o['arm']) for o in job})==1
-        for o in job:
-            k = json.loads(o['settings'])['multiple']
-            assert o['learning_rate']==k*rate[o['regime'],'plain'] and o['seed'] in plan['seeds']['main']
-    assert sum(map(len, planned(plan, 'side', rate)))==192
-    tries = planned(plan, 'rates')
-    assert len(tries)==8 and {len(o) for o in tries}=={20} and 'multiple' not in tries[0][0]['settings']
-    rows = [o|dict(error='', area=.5+.1*(o['arm']=='replay_default')+.01*o['seed']%.03)
-        for o in sum(jobs, [])]
-    d = pd.DataFrame(rows)
-    assert set(rs.name_multiples(d, plan).arm)=={a for c in plan['claims'] for a in c}
-    assert '575 of 576 runs; no differences before all are there' in say(d[1:], plan)
-    by = claims(tables(d, plan)['main table'][0], plan).set_index(['arm','baseline'])
-    assert by.loc[('replay_default at 1','mu2 at 1'),'diff']==pytest.approx(.1)
-    assert by.loc[('default_warmup at 2','plain_warmup at 2'),'diff']==pytest.approx(0, abs=1e-9)
-
 def made(plan, arms, seeds, l=1e-4, families=sr.FOUR):
     return pd.DataFrame([dict(regime=f, arm=a, seed=s, learning_rate=l, error='',
                               area=0.5 + 0.01 * (s % 3) + (a == 'plain') * 1e3 * l) for f in families
@@ -354,28 +307,6 @@ def test_a_claim_is_above_or_below_only_where_it_survives_holm():
     assert of_six.p[3]==alone.p[0]==alone.holm[0]<.05<of_six.holm[3]
     assert [of_six.says[3], alone.says[0], alone.predicted[0]]==['undecided','below 0','below 0']
 
-def test_claims_of_single_families_are_one_family_of_holm():
-    plan = registration(PAGE)
-    two = dict(claims=[['stored_clip','mu3'], ['stored_clip','plain']], by_family=True, measure='area',
-        predictions={f'stored_clip - {b} in {f}':o for b,o in (('mu3','+'), ('plain','undecided'))
-            for f in ('adding','sorting')})
-    d = made(plan, ['plain','mu3','stored_clip'], range(16), families=['adding','sorting'])
-    noise = torch.randn(len(d), generator=torch.Generator().manual_seed(1)).numpy()
-    d['area'] = .5+.02*noise+.2*((d.regime=='sorting')&(d.arm=='stored_clip'))
-    got = claims(d, two)
-    assert got[['regime','arm','baseline']].values.tolist()==[[f,'stored_clip',b] for b in ('mu3','plain')
-        for f in ('adding','sorting')]
-    assert got.says.tolist()==['undecided','above 0']*2
-    assert got.predicted.tolist()==['above 0']*2+['undecided']*2
-    wide = d.pivot(index='seed', columns=['regime','arm'], values='area')
-    x = wide['sorting','stored_clip']-wide['sorting','mu3']
-    assert got['diff'][1]==pytest.approx(x.mean()) and got.half[1]==pytest.approx(2.1314*x.std()/4, rel=1e-4)
-    p = sorted(ttest_1samp(wide[f,'stored_clip']-wide[f,b], 0).pvalue for f in ('adding','sorting')
-        for b in ('mu3','plain'))
-    assert got.holm.min()==pytest.approx(4*p[0]) and got.p.tolist()==pytest.approx(
-        [ttest_1samp(wide[f,'stored_clip']-wide[f,b], 0).pvalue for b in ('mu3','plain')
-            for f in ('adding','sorting')])
-
 STUDIES = ['registration','registration_size','registration_large','registration_methods',
     'registration_practice']
 
@@ -401,75 +332,6 @@ def test_other_code_counts_the_same_claims_from_the_stored_rows(page):
             assert [o.diff, o.half, o.p, o.holm]==pytest.approx(t[2:], abs=2e-5)
             found += 1
     assert found>=6 or page!='registration'   # the main table is whole
-
-def test_half_of_the_tokens_is_read_off_the_curve_and_paired_by_seed():
-    plan = dict(budget=100, rates=[1, 2], seeds=dict(rates=[7]))
-    def row(arm, seed, *points, l=1.):
-        curve = json.dumps([dict(tokens=k, pass1=p) for k,p in points])
-        return dict(regime='adding', arm=arm, seed=seed, learning_rate=l, error='', area=points[-1][1],
-            pass1=points[-1][1], curve=curve)
-    rows = pd.DataFrame([row('mine', 1, (0, .0), (40, .4), (60, .8), (104, .9)),
-        row('mine', 2, (0, .0), (100, .5)), row('mu3', 1, (0, .0), (100, .3)),
-        row('mu3', 2, (0, .0), (100, .45))])
-    half = [.6-.3, .25-.45]      # at 50 tokens: between .4 and .8, and half of .5
-    mean,sd = sum(half)/2,abs(half[0]-half[1])/2**.5
-    got = FIRST.with_fewer(rows, 'mine', dict(adding='mu3'), 1/2, plan)
-    assert got==[f'{mean:+.3f} ± {12.7062*sd/2**.5:.3f}']
-    tries = pd.DataFrame([row(a, 7, (0, 0.), (100, p), l=l) for a,l,p in (('plain',1,.9), ('plain',2,.0),
-        ('mu3',1,.3), ('mu3',2,.5), ('copies_clip',1,.4), ('copies_clip',2,.6), ('stored_clip',1,1.),
-        ('stored_clip',2,.1))])
-    assert FIRST.best_without(tries, plan)==dict(adding='plain')   # at its best rate, and no buffer's
-
-def test_the_tokens_needed_are_where_the_paired_interval_holds_0():
-    plan = dict(budget=100)
-    def row(arm, seed, end):
-        curve = json.dumps([dict(tokens=0, pass1=0.), dict(tokens=100, pass1=end)])
-        return dict(regime='adding', arm=arm, seed=seed, pass1=end, curve=curve)
-    def need(goal):
-        rows = [row('mine', i, e) for i,e in enumerate((.8, .84, .76))]
-        rows += [row('mu3', i, goal) for i in range(3)]
-        return FIRST.tokens_needed(pd.DataFrame(rows), 'mine', dict(adding='mu3'), plan)
-    wide = 4.30265*.04/3**.5    # half-width of the interval, per share: Student's, two degrees of freedom
-    low,at,high = (int(100*.401/o)+1 for o in (.8+wide, .8, .8-wide))
-    assert (low, at, high)==(45, 51, 58) and need(.401)==['51 (45 to 58)']
-    assert need(.75)==['94 (84 to 100+)'] and need(.795)==['100 (89 to 100+)']
-    assert need(.81)==['100+ (91 to 100+)'] and need(.95)==['100+ (100+ to 100+)']
-
-def test_a_page_shows_the_claims_and_tokens_that_are_counted():
-    plan = registration(PAGE)
-    arms = plan['arms']['main']
-    noise = torch.randn(len(arms)*4*32, generator=torch.Generator().manual_seed(3)).numpy()
-    def table(seeds, lift):
-        d = made(plan, arms, plan['seeds'][seeds])
-        d['area'] = .5+.05*noise+lift*(d.arm=='stored_weight')
-        end = [[dict(tokens=0, pass1=0.), dict(tokens=FAMILIES[f].budget, pass1=p)]
-            for f,p in zip(d.regime, d.area)]
-        return d.assign(pass1=d.area, curve=[json.dumps(o) for o in end])
-    two = {'main table':table('main', .2), 'replication':table('again', 0.)}
-    shown = FIRST.claims_table(two, plan)
-    for k,d in two.items():
-        o = claims(d, plan)
-        assert shown[k].tolist()==[f"{a:+.3f} ± {b:.3f}" for a,b in zip(o['diff'], o.half)]
-        assert shown[f'Holm, {k}'].tolist()==o.holm.round(3).tolist()
-    first,second = (claims(d, plan).says.tolist() for d in two.values())
-    assert shown.says.tolist()==first!=second and list(shown.predicted)==list(claims(d, plan).predicted)
-    assert shown.index.tolist()==[f'{a} − {b}' for a,b in plan['claims']]
-    tries = pd.concat([made(plan, arms, plan['seeds']['rates'], l) for l in plan['rates']])
-    tries['pass1'] = tries.area+(tries.arm=='mu3')
-    shown = FIRST.tokens_table(two, tries, plan, arms=['stored_clip'])
-    best = FIRST.best_without(tries, plan)
-    assert shown.loc['the best without a buffer'].to_dict()==best==dict.fromkeys(sr.FOUR, 'mu3')
-    need,d = FIRST.needed_table(two['replication'], tries, plan),two['replication']
-    for a,goal,against in (('mu3', "to plain's end", dict.fromkeys(best, 'plain')),
-                           ('stored_clip', 'to the best end', best)):
-        assert need.loc[f'{a} {goal}', list(best)].tolist()==FIRST.tokens_needed(d, a, against, plan)
-    assert len(need)==8 and not need.index.str.startswith('plain').any()
-    for k,d in two.items():
-        end = '' if k=='main table' else ', replication'
-        for share,named,against in ((1/2, 'half, minus that one', best),
-                                    (1/3, 'a third, minus plain', dict.fromkeys(sr.FOUR, 'plain'))):
-            row = shown.loc[f'stored_clip, {named}{end}', list(against)]
-            assert row.tolist()==FIRST.with_fewer(d, 'stored_clip', against, share, plan)
 
 def cost_by_hand(rows, arm, steps, share, family):
     "Mean over seeds of the areas' difference, one point after another: no function of the package."
@@ -504,213 +366,6 @@ def test_at_equal_cost_three_steps_leave_fewer_tokens(both_tables):
         before,there = (cost_by_hand(rows, 'mu3', 3, g, f) for g in (at-.01, at))
         assert before<0<=there
 
-def test_three_intervals_by_hand(both_tables):
-    plan,rows,_ = both_tables
-    got = FIRST.three_intervals(rows, plan).loc['stored_clip − mu3']
-    each = {f:[] for f in sr.FOUR}
-    area = {(o.regime, o.arm, o.seed):o.area for o in rows.itertuples()}
-    for (f,a,s),v in area.items():
-        if a=='stored_clip': each[f].append(v-area[f,'mu3',s])
-    means = [statistics.mean(v) for v in each.values()]
-    inside = [statistics.variance(v)/len(v) for v in each.values()]
-    assert got['diff']==pytest.approx(statistics.mean(means))
-    assert got.these==pytest.approx(1.9694*(sum(inside)/16)**.5, rel=1e-3)   # Student's, 252 degrees
-    between = statistics.variance(means)                 # tau² and the seeds' part together
-    assert got['any']==pytest.approx(3.1824*(between/4)**.5, rel=1e-3)   # 3 degrees
-    tau = between-statistics.mean(inside)
-    assert got.new==pytest.approx(3.1824*(tau+between/4)**.5, rel=2e-3)
-
-def test_pages_say_what_a_step_costs_and_what_each_interval_is_for(both_tables):
-    plan,rows,even = both_tables
-    page = (PAGE.parent.parent/'practise'/'replay_settings.qmd').read_text(encoding='utf-8')
-    lines = [o.strip('| ').split(' | ') for o in page.splitlines() if o.startswith('|')]
-    told = {o[0]:o[1:] for o in lines}
-    def cell(arm, share):
-        d = FIRST.at_cost(rows, arm, share)
-        assert d.diff_ci.max()<.0095
-        return ', '.join(f"{d.loc[f, 'diff']:+.3f}" for f in sr.FOUR).replace('-', '−')
-    for name,share in (('.5', .5), ('.75', .75), ('.9', .9), ('1', 1.)):
-        assert told[name]==[cell('mu3', share), cell('stored_clip', share)]
-    assert told['breaks even at']==[', '.join(f'{even[a][f]:.2f}' for f in sr.FOUR) for a in even]
-    book = prose('studies/first_study')
-    for a,f in (('mu3','reversing'), ('mu3','sorting'), ('stored_clip','filtering'),
-                ('stored_clip','sorting')):
-        assert f'{even[a][f]:.2f}'.lstrip('0')+f' in {f}' in book
-    main = tables(read_rows(PAGE.parent/'rows'/'replay_study.csv'), plan)['main table'][0]
-    three = FIRST.three_intervals(main, plan)
-    for k in ('stored_weight − mu3','stored_clip − mu3','replay_both − plain'):
-        o = three.loc[k]
-        said = f"{claims(main, plan).set_index(three.index).loc[k, 'diff']:+.3f}".replace('-', '−')
-        row = next(v for v in lines if any(f'{said} ± {o["any"]:.3f}, undecided' in c for c in v))
-        assert row[2].startswith(f'{said} ± {o.these:.3f}') and row[4]==f'± {o.new:.3f}'
-
-def test_other_code_counts_claims_of_single_families_the_same(tmp_path):
-    from recount_study import recount
-    plan,_,_ = stored('registration_size')
-    d = made(plan, plan['arms']['main'], plan['seeds']['main'], families=['adding','filtering'])
-    noise = torch.randn(len(d), generator=torch.Generator().manual_seed(2)).numpy()
-    d['curve'] = [json.dumps([dict(tokens=k, pass1=.5+.1*x+.02*len(a)) for k in (0, 10)])
-        for x,a in zip(noise.tolist(), d.arm)]
-    d.to_csv(tmp_path/'rows.csv', index=False)
-    ours = claims(read_rows(tmp_path/'rows.csv'), plan)
-    theirs = recount(tmp_path/'rows.csv', PAGE.parent/'registration_size.qmd', 'main')
-    assert len(ours)==len(theirs)==10 and ours.says.nunique()>1
-    order = {(o[0], o[1]):o[2:] for o in theirs}
-    for o in ours.itertuples():
-        theirs = order[o.arm, f'{o.baseline} in {o.regime}']
-        assert [o.diff, o.half, o.p, o.holm]==pytest.approx(theirs, abs=2e-5)
-
-def prose(name):
-    "What a notebook says in words, without its outputs"
-    cells = json.loads((PAGE.parent.parent/f'{name}.ipynb').read_text(encoding='utf-8'))['cells']
-    return ''.join(''.join(c['source']) for c in cells if c['cell_type']=='markdown')
-
-def told_in(*names):
-    "The words of settings, limitations and notebooks"
-    root = PAGE.parent.parent
-    files = dict(settings=root/'practise'/'replay_settings.qmd', limits=root/'project'/'limitations.qmd')
-    return [files[k].read_text(encoding='utf-8') if k in files else prose(k) for k in names]
-
-def counted(page, runs):
-    "Plan, path, rows and claims of a page whose table is whole, with as many runs"
-    plan,path,df = stored(page)
-    rows,need = tables(df, plan)['main table']
-    assert len(rows)==need==runs
-    return plan,path,rows,claims(rows, plan)
-
-def test_pages_say_what_the_main_table_says():
-    root = PAGE.parent.parent
-    plan = registration(PAGE)
-    df = read_rows(root/'studies'/'rows'/'replay_study.csv')
-    main = tables(df, plan)['main table'][0]
-    six = claims(main, plan)
-    said = {f'{o.arm} {o.baseline}':f'{o.diff:+.3f} ± {o.half:.3f}'.replace('-', '−')
-        for o in six.itertuples()}
-    carried = 'stored_weight mu3','stored_clip mu3','replay_both plain'
-    pages = root/'project'/'limitations.qmd',root/'practise'/'replay_settings.qmd'
-    for page in pages:
-        text = page.read_text(encoding='utf-8')
-        for k in carried: assert said[k] in text, (page, k)
-    d = paired_table(main[main.arm.isin(['stored_clip','mu3'])], 'mu3', 'area')
-    one = d.set_index('regime').loc['filtering']
-    alone = f"{one['diff']:+.3f} ± {one.diff_ci:.3f}"
-    assert all(said[k] in prose('studies/first_study') for k in carried)
-    side = df[df.seed.isin(plan['seeds']['side'])]
-    mu2 = over_regimes(side, [('mu2','plain')]).iloc[0]
-    assert f"{mu2['diff']:+.3f} ± {mu2.half:.3f} above plain GRPO" in prose('studies/first_study')
-    way = side[side.regime=='filtering'].groupby('arm').area.mean()
-    said_of = [f'{way[k]:.3f}'.lstrip('0') for k in ('stored_both','mu3','stored_clip','mu3_clip')]
-    assert all(o in prose('studies/first_study') for o in said_of)
-    assert alone in prose('studies/first_study') and alone in pages[1].read_text(encoding='utf-8')
-    again = claims(tables(df, plan)['replication'][0], plan)
-    assert set(six.says)|set(again.says)=={'undecided'}   # what README, report and chapters say in words
-    assert (again['diff']-six['diff']).abs().max()<.005
-    together = tables(df, plan)['both together'][0]
-    tries = read_rows(root/'studies'/'rows'/'replay_study_rates.csv')
-    need = FIRST.needed_table(together, tries, plan)
-    def share(arm, f, end): return int(need.loc[f'{arm} to {end}', f].split()[0])
-    plain = {a:[share(a, f, "plain's end") for f in need] for a in ('stored_clip','mu3')}
-    said = '{} to {} % of {} tokens, three passes with {} to {} %'
-    low_high = [*(g(plain['stored_clip']) for g in (min, max)), *(g(plain['mu3']) for g in (min, max))]
-    def has(text, whose): return said.format(*low_high[:2], whose, *low_high[2:]) in text
-    chapter,settings = told_in('studies/first_study', 'settings')
-    assert has(chapter, 'the') and has(chapter, 'its') and has(settings, 'its')
-    best = [share('stored_clip', f, 'the best end') for f in ('filtering','adding','reversing')]
-    few = 'with half of the tokens in filtering, with 85 to 88 % in adding and'
-    assert best==[49,88,85] and few in prose('studies/first_study')
-    told = 'with half in one family, 85 and 88 % in two, and not at all in one'
-    assert told in chapter and told in settings
-    plain,three = need.loc["stored_clip to plain's end"],need.loc["mu3 to plain's end"]
-    def span(text): return [int(o) for o in text.split('(')[1].rstrip(')').split(' to ')]
-    sooner = [f for f in ('adding','filtering','sorting') if span(plain[f])[1]<span(three[f])[0]]
-    assert sooner==['adding','filtering']   # "by intervals that don't touch"
-    assert need.loc['stored_clip to the best end','sorting'].startswith('100+')
-
-WHERE = dict(filtering=['settings','limits','studies/first_study'],
-    adding=['settings','studies/first_study'])   # what larger models say of a family
-
-def test_pages_say_what_the_larger_models_say():
-    plan,path,rows,got = counted('registration_size', 192)
-    texts = rs.texts(got['diff'], got.half)
-    said = {(o.regime, o.arm, o.baseline):t.replace('-', '−') for o,t in zip(got.itertuples(), texts)}
-    family = {f:said[f, 'stored_clip', 'mu3'] for f in ('filtering','adding')}
-    for k,pages in WHERE.items(): assert all(family[k] in o for o in told_in(*pages)), k
-    page = prose('studies/first_study')
-    more = [('filtering','stored_clip','copies_clip'), *((f,'replay_both','plain') for f in family)]
-    assert all(said[k] in page for k in more)
-    assert (got.says!='undecided').sum()==8 and (got.says==got.predicted).sum()==7
-    assert 'Eight of the ten claims survive. Seven came out as predicted' in page
-    tries = read_rows(path.with_name('replay_study_1M_rates.csv'))
-    control = FIRST.best_without(tries, plan)
-    half = FIRST.with_fewer(rows, 'stored_clip', control, 1/2, plan)
-    assert control==dict.fromkeys(family, 'mu3') and all(o.replace('-', '−') in page for o in half)
-    near = FIRST.tokens_needed(rows, 'stored_clip', dict(filtering='mu3'), plan)[0]
-    assert f"there {near.replace('(', '% of the tokens (')} lead to where three passes end" in page
-    dead = rows[rows.arm=='mu3'].groupby('regime').dead.mean()
-    assert f"({dead['filtering']:.2f} under three passes against {dead['adding']:.2f})" in page
-
-def test_pages_say_what_the_largest_models_say():
-    plan,path,rows,got = counted('registration_large', 48)
-    assert (got.says==got.predicted).all() and (got.says!='undecided').sum()==3
-    said = dict(zip(got.arm+' '+got.regime, (o.replace('-', '−') for o in rs.texts(got['diff'], got.half))))
-    for k,pages in WHERE.items(): assert all(said[f'stored_clip {k}'] in o for o in told_in(*pages)), k
-    page = prose('studies/first_study')
-    adding = got[(got.arm=='stored_clip')&(got.regime=='adding')].iloc[0]
-    assert .013<adding['diff']+adding.half<.014 and 'All four came out as predicted.' in page
-    tries = read_rows(path.with_name('replay_study_3M_rates.csv'))
-    control,taken = FIRST.best_without(tries, plan),tuned(tries, plan)
-    assert set(control.values())=={'mu3'}
-    near = dict(zip(control, FIRST.tokens_needed(rows, 'stored_clip', control, plan)))
-    assert f"filtering with {near['filtering'].replace('(', '% of the tokens (')}, in adding with" in page
-    assert f"in adding with {near['adding'].replace('(', '% (')}." in page
-    half = dict(zip(control, FIRST.with_fewer(rows, 'stored_clip', control, 1/2, plan)))
-    assert '{filtering}, and {adding}, decided short'.format(**half).replace('-', '−') in page
-    dead = rows[rows.arm=='mu3'].groupby('regime').dead.mean()
-    assert f"({dead['filtering']:.2f} under three passes against {dead['adding']:.2f})" in page
-    assert taken['filtering','mu3']>taken['adding','mu3']
-
-def test_pages_say_what_the_methods_of_others_give():
-    plan,_,rows,got = counted('registration_methods', 448)
-    assert set(got.says)=={'undecided'} and (got.says==got.predicted).all()
-    page = prose('studies/first_study')
-    assert 'All five are undecided, as predicted.' in page
-    most = (got['diff']+got.half).max()
-    assert .025<most<.026 and 'a mean gain of more than .026 lies outside each' in page
-    d = paired_table(rows, 'plain', plan['measure']).set_index(['arm','regime'])
-    sure = d[d['diff'].abs()>d.diff_ci]['diff'].round(3)
-    three = sure['mu3']
-    told = f'in every family, by {three.min():.3f} to {three.max():.3f}'.replace('0.', '.')
-    assert len(three)==4 and told in page
-    one = {k:v>0 for k,v in sure.items() if k[0] in ('filter','ngrpo','zvp','popo')}
-    assert one=={('zvp','filtering'):True, ('popo','reversing'):True, ('popo','adding'):False,
-        ('ngrpo','adding'):False, ('ngrpo','sorting'):False}
-    d = paired_table(rows[rows.arm.isin(['stored_moment','mu3'])], 'mu3', plan['measure']).set_index('regime')
-    assert d.index[d['diff']+d.diff_ci<0].tolist()==['sorting'] and not (d['diff']>d.diff_ci).any()
-    for o in ('RL-ZVP is ahead of plain GRPO in filtering, POPO in reversing;',
-              'NGRPO is behind in adding and in sorting, POPO in adding,',
-              '`stored_moment` behind three passes in sorting'): assert o in page, o
-
-BETTER = dict(registration_size=set(), registration_large=set(),
-    registration_methods={('filtering','mu3'), ('filtering','stored_moment')})
-
-@pytest.mark.parametrize('page', BETTER)
-def test_a_page_names_each_rate_beyond_the_ends_that_is_better_than_the_one_that_was_taken(page):
-    plan,path,_ = stored(page)
-    tries,beyond = (read_rows(path.with_name(f'{path.stem}_{o}.csv')) for o in ('rates','ends'))
-    taken,way = tuned(tries, plan),tries.groupby(['regime','arm','learning_rate']).area.mean()
-    better = set()
-    for k,d in beyond.groupby(['regime','arm']):
-        l, = set(d.learning_rate)
-        assert set(d.seed)==set(plan['seeds']['rates'])
-        assert taken[k]==(min if l<taken[k] else max)(plan['rates'])   # it was an end
-        if d.area.mean()>way[*k, taken[k]]: better.add(k)
-    ends = {k for k,l in taken.items() if l in (min(plan['rates']), max(plan['rates']))}
-    assert set(zip(beyond.regime, beyond.arm))==ends and better==BETTER[page]
-    for k in better:
-        far,near = beyond.groupby(['regime','arm']).area.mean()[k],way[*k, taken[k]]
-        said = f'{far:.3f} at 5e-5 against {near:.3f}',f'{far:.3f} against {near:.3f}'
-        assert any(o.replace('0.', '.') in prose('studies/first_study') for o in said)
-
 def test_rows_made_again_are_the_same_and_a_changed_digit_is_named(tmp_path, capsys):
     job = dict(regime='reversing', arm='plain', seed=2000, learning_rate=1e-4, source='',
         settings='{"budget": 1500, "points": 1}')   # a seed of no table
@@ -722,57 +377,6 @@ def test_rows_made_again_are_the_same_and_a_changed_digit_is_named(tmp_path, cap
     d = pd.read_csv(f, dtype=str, keep_default_na=False)
     d.assign(pass1='0.5').to_csv(f, index=False)
     with pytest.raises(ValueError, match='came out differently'): replay_study(**again)
-
-def test_the_page_of_practice_says_what_its_rows_say():
-    plan,_,df = stored('registration_practice')
-    assert len(df)==768 and len(stored('registration_practice', '_rates')[2])==160 and set(df.error)=={''}
-    assert set(df.learning_rate/df.settings.map(lambda o: json.loads(o)['multiple']))=={2e-4, 4e-4, 8e-4}
-    page,named = prose('studies/practice_results'),rs.name_multiples(df, plan)
-    found = claims(tables(df, plan)['main table'][0], plan)
-    for o in found.itertuples(): assert f'{o.diff:+.3f} ± {o.half:.3f}' in page, (o.arm, o.baseline)
-    assert found.says.tolist()==['undecided']*2+['above 0']+['undecided']*3   # "One of six is decided"
-    area = named.groupby('arm').area.mean()
-    for a,name in (('replay_default','the shipped replay'), ('plain','plain GRPO'), ('mu2','two passes')):
-        assert f"{name} {area[f'{a} at 1']-area[f'{a} at 2']:.3f}".replace('0.', '.') in page
-    best = named.curve.map(lambda c: max(o['pass1'] for o in json.loads(c)))
-    lost = named[(named.pass1<best/2)&(named.regime=='shifting')].arm.value_counts()
-    assert lost['plain at 1']==1 and lost['plain at 2']==4 and 'replay_default at 2' not in lost
-    mean = named.groupby(['regime','arm']).area.mean().unstack('arm')
-    for a in ('plain','left_out','default_no_clip'):
-        assert (mean['replay_default at 2']>mean[f'{a} at 2']).all()
-    assert (mean['mu2 at 2']>mean['replay_default at 2']).sum()==1   # "two passes keep up in one"
-    way = [area[f'{a} at 1'] for a in ('plain','replay_default','left_out','default_no_clip')]
-    assert max(way)-min(way)<.035
-
-def test_two_rows_of_every_arm_are_made_again_in_a_stack(tmp_path, capsys, monkeypatch):
-    stacks = []
-    def run(job, **options):
-        stacks.append(job)
-        def curve(o): return json.dumps([dict(tokens=t, pass1=o['seed']/4000) for t in (0, 900)])
-        return [o|dict(pass1_before=.5, pass1=.5, reward=.25, curve=curve(o), cpu_s='[]') for o in job]
-    monkeypatch.setattr(rs, 'run_stack', run)
-    jobs = [[dict(regime='filtering', arm=a, seed=s, learning_rate=l, source='', settings='{}')
-        for s in (2000, 2001, 2002)] for a in ('plain','replay_default') for l in (1e-4, 4e-4)]
-    f = tmp_path/'replay_study.csv'
-    run_study(run, jobs, f, stamp(registered=registration(PAGE)['hash']), disable_tqdm=True)
-    stacks.clear()
-    def again():
-        capsys.readouterr()
-        replay_study('main', str(tmp_path), str(PAGE), each_arm=True, device='cpu')
-        return capsys.readouterr().out.splitlines()[1:]
-    out = again()
-    assert [o.split()[1:4] for o in out]==[[a, s, '0.0001'] for a in ('plain','replay_default')
-        for s in ('2000','2001')] and all(o.count('True')==3 for o in out)
-    assert [len(o) for o in stacks]==[2, 2]
-    d = pd.read_csv(f, dtype=str, keep_default_na=False)
-    d.assign(reward='0.5').to_csv(f, index=False)
-    with pytest.raises(ValueError, match='4 of 4 rows came out differently, of plain, replay_default'):
-        again()
-    d.assign(reward='0.5', machine='another').to_csv(f, index=False)
-    assert all(o.count('False')==2 for o in again())   # neither that machine nor equal, but near
-    far = json.dumps([dict(tokens=0, pass1=.9), dict(tokens=900, pass1=.9)])
-    d.assign(curve=far, pass1_before='0.9', machine='another').to_csv(f, index=False)
-    with pytest.raises(ValueError, match='came out differently'): again()
 
 def test_the_rate_is_the_best_mean_of_its_family_and_only_of_complete_tries():
     plan = registration(PAGE)

@@ -36,11 +36,6 @@ def alike(table, theirs):
         diff,half,p,among = theirs[o.regime, f'{o.arm} - {o.baseline}']
         np.testing.assert_allclose((o.diff, o.half, o.p, o.holm), (diff, half, p, among), rtol=1e-9)
 
-def test_a_whole_table_is_counted_alike_by_other_code(made):
-    df = read_rows(made, ('registered',))
-    alike(df, recount_cells(made, PAGE))
-    assert rs.say(df, PLAN).startswith('main table\n')   # the command shows the same eight
-
 def test_a_table_that_lacks_a_row_shows_no_difference(made):
     df = read_rows(made, ('registered',))
     last = df[df.regime=='filtering'].index[-1]

@@ -2,17 +2,16 @@
 import json
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 import numpy as np, pandas as pd, pytest, torch
 import grpo_nb.studies.replay_study as rs
 import grpo_nb.studies.stacked as sr
 import grpo_nb.studies.starts as starts
 from grpo_nb.replay import Replay
 from grpo_nb.studies.replay_study import (
-    USES, at_best, chosen, next_jobs, numbers, own_spans, run_rounds, run_stack, span_of, spans, to_try,
-    tries, with_given)
+    USES, at_best, next_jobs, run_rounds, run_stack, spans, to_try,
+    with_given)
 from grpo_nb.studies.stacked import FAMILIES, SHAPE, BatchUse, Runs, to_tensors
-from grpo_nb.studies.study import as_list, over_regimes, read_rows, run_study, stamp, table_file
+from grpo_nb.studies.study import as_list, over_regimes, read_rows, run_study, stamp
 from made_study import bare, one_thread, untaught, words   # noqa: F401  fixtures
 from notebook_code import defined_in
 
@@ -158,43 +157,6 @@ def test_rounds_find_the_range_and_go_on_beyond_the_ends_and_nowhere_else(tmp_pa
     assert all(json.loads(k['settings'])['budget']==15000 and k['arm']=='mu3' for o in looks for k in o)
     assert sorted({k['seed'] for o in looks for k in o})==[7, 8, 9]
 
-def test_a_span_is_the_mean_over_five_rates_and_two_starts(tmp_path):
-    df = run_rounds(made_run, lambda d: next_jobs(d, PLAN, stack=100), path=tmp_path/'t.csv', stamp=stamp(),
-        disable_tqdm=True)
-    got = spans(df, PLAN).set_index(['regime','arm','seed']).span
-    five = {'adding':[1., 2., 4., 8., 16.], 'adding_sparse':[4., 8., 16., 32., 64.]}
-    for arm in ('plain','mu3','stored3'):
-        for s in (1, 2):
-            by_hand = [worth(c, arm, s, l) for c,rungs in five.items() for l in rungs]
-            assert got['adding',arm,s]==pytest.approx(sum(by_hand)/10, abs=1e-5)
-    assert len(got)==2*3*2 and len(spans(df, PLAN, 'cell'))==4*3*2
-    less = df[~((df.regime=='adding')&(df.arm=='mu3')&(df.learning_rate==8.)&(df.seed==2))]
-    assert ('adding','mu3',2) not in spans(less, PLAN).set_index(['regime','arm','seed']).index
-    assert len(spans(less, PLAN))==11
-    assert 'main table: 7 of 8 spans; no differences before all are there'==rs.say(less, PLAN)
-    def by_hand(task):
-        cells = ('', five['adding']), ('_sparse', five['adding_sparse'])
-        def one(c, l): return worth(task+c, 'stored3', 1, l)-worth(task+c, 'mu3', 1, l)
-        return np.mean([one(c, l) for c,o in cells for l in o])
-    d = rs.claims(rs.tables(df, PLAN)['main table'][0], PLAN)
-    assert d['diff'][0]==pytest.approx((by_hand('adding')+by_hand('sorting'))/2, abs=2e-5)
-    assert d.regimes[0]==2 and d.n[0]==4 and rs.say(df, PLAN).startswith('main table\n')
-
-def test_a_span_of_ones_own_lies_around_an_arms_own_best_rate(tmp_path):
-    "`stored3` is best three rungs higher; an arm that is not done has none"
-    plan = PLAN|dict(measure='own_span')
-    df = run_rounds(made_run, lambda d: next_jobs(d, plan, stack=100), path=tmp_path/'t.csv', stamp=stamp(),
-        disable_tqdm=True)
-    got = own_spans(df, plan, 'cell').set_index(['regime','arm','seed']).own_span
-    for (c,a,s),v in got.items():
-        best = {'adding':4., 'sorting':4.}.get(c, 16.)*(8. if a=='stored3' else 1.)
-        rungs = [l for l in (best/2, best, 2*best) if l<=64] if best<=64 else [32., 64.]
-        assert v==pytest.approx(np.mean([worth(c, a, s, l) for l in rungs]), abs=2e-5), (c, a, s)
-    assert len(got)==4*3*2
-    some = df[~((df.regime=='adding')&(df.arm=='mu3')&(df.learning_rate==16.))]   # not beside its best
-    assert ('adding','mu3',1) not in own_spans(some, plan, 'cell').set_index(['regime','arm','seed']).index
-    assert len(rs.tables(df, plan)['main table'][0])==8 and 'own_span' in rs.tables(df, plan)['main table'][0]
-
 def test_arms_of_an_earlier_study_are_taken_from_its_table_and_from_no_other(tmp_path):
     old = PLAN|dict(arms=dict(main=['plain','mu3']))
     first = dict(path=tmp_path/'old.csv', stamp=stamp(registered='abc'), disable_tqdm=True)
@@ -296,54 +258,6 @@ replay_study(**{options})"""
     first,last = (json.loads(look.curve[0])[k] for k in (0, -1))
     assert first['pass1']<first['several']<=1 and last['tokens']>=16
 
-def test_other_code_counts_the_same_claims_of_spans(tmp_path):
-    "On made rows of eight tasks, with noise; from the CSV, without a line of the package"
-    from recount_study import recount_spans
-    rng = np.random.default_rng(3)
-    cells = [c for k in ('adding','sorting','filtering','reversing') for c in (k, f'{k}_sparse')]
-    claims = [['stored3','mu3'], ['stored3','plain']]
-    plan = PLAN|dict(claims=claims, predictions={f'{a} - {b}':'+' for a,b in claims},
-        definitions=dict(families={c:dict(after=FAMILIES[c].after) for c in cells}))
-    lift = {c:.05*rng.normal() for c in cells}
-    def noisy(o):
-        p = worth(o['regime'], o['arm'], o['seed'], o['learning_rate'])+.02*rng.normal()
-        p += lift[o['regime']]*(o['arm']=='stored3')
-        curve = [dict(tokens=k, pass1=p*q) for k,q in ((0, .5), (60, 1.), (104, 1.1))]
-        return o|dict(pass1=.5, curve=json.dumps(curve))
-    def run(job): return [noisy(o) for o in as_list(job)]
-    df = run_rounds(run, lambda d: next_jobs(d, plan, stack=500), path=tmp_path/'t.csv', stamp=stamp(),
-        disable_tqdm=True)
-    (tmp_path/'p.qmd').write_text(f'```json\n{json.dumps(plan)}\n```')
-    theirs = recount_spans(tmp_path/'t.csv', tmp_path/'p.qmd')
-    rows,need = rs.tables(df, plan)['main table']
-    assert len(rows)==need==3*4*2
-    for o,t in zip(rs.claims(rows, plan).itertuples(), theirs, strict=True):
-        assert [o.arm, o.baseline]==[*t[:2]] and [o.diff, o.half, o.p, o.holm]==pytest.approx(t[2:], abs=2e-5)
-    less = pd.read_csv(tmp_path/'t.csv', dtype=str, keep_default_na=False)
-    less[(less.arm!='mu3')|(less.seed!='2')].to_csv(tmp_path/'less.csv', index=False)
-    assert recount_spans(tmp_path/'less.csv', tmp_path/'p.qmd') is None
-    assert len(rs.tables(read_rows(tmp_path/'less.csv'), plan)['main table'][0])<need
-
-def test_other_code_counts_the_same_claims_of_spans_of_ones_own(tmp_path):
-    "The stored rows of the study of reuse under another plan, in two tables: two arms as if they were new"
-    from recount_study import recount_own
-    old = rs.registration('nbs/studies/registration_reuse.qmd')
-    claims = [['mu2','plain'], ['stored3','mu2'], ['replay_default','mu2']]
-    plan = old|dict(measure='own_span', claims=claims, predictions={f'{a} - {b}':'+' for a,b in claims},
-        arms=dict(main=['mu2']), given=dict(table='reuse_study', registered=old['hash'],
-            arms=['plain','stored3','replay_default']))
-    (tmp_path/'p.qmd').write_text(f'```json\n{json.dumps(plan)}\n```')
-    table = 'nbs/studies/rows/reuse_study.csv'
-    whole = pd.read_csv(table_file(table), dtype=str, keep_default_na=False)
-    whole[whole.arm=='mu2'].to_csv(tmp_path/'new.csv', index=False)
-    every = with_given(read_rows(tmp_path/'new.csv'), plan, 'nbs/studies/rows')
-    rows,need = rs.tables(every, plan)['main table']
-    assert len(rows)==need
-    theirs = recount_own([table], tmp_path/'p.qmd')
-    for o,t in zip(rs.claims(rows, plan).itertuples(), theirs, strict=True):
-        assert [o.arm, o.baseline]==[*t[:2]] and [o.diff, o.half, o.p, o.holm]==pytest.approx(t[2:], abs=2e-5)
-    assert theirs[0][2]>.03   # the second pass is worth something at a rate of its own
-
 def test_other_code_counts_the_same_claims_of_steps_without_reuse():
     from recount_study import recount_own
     page = 'nbs/studies/registration_parts.qmd'
@@ -361,119 +275,6 @@ def test_the_plan_of_parts_asks_for_new_rows_only_and_tells_nothing_before_they_
     jobs = next_jobs(rows, plan, stack=8)
     assert {o['arm'] for j in jobs for o in j}=={'parts2','parts4'} and sum(map(len, jobs))==1280
     assert rs.say(rows, plan)=='main table: 256 of 320 spans; no differences before all are there'
-
-def test_the_best_is_counted_on_seeds_it_was_not_chosen_on_and_at_its_share_of_the_tokens():
-    curve = json.dumps([dict(tokens=0, pass1=.2), dict(tokens=50, pass1=.4), dict(tokens=110, pass1=1.)])
-    def rows(arm, rate, *ends):
-        def c(e): return json.dumps([dict(tokens=0, pass1=e), dict(tokens=100, pass1=e)])
-        return [dict(regime='adding', arm=arm, seed=s, learning_rate=rate, error='', curve=c(e))
-            for s,e in zip((1, 2, 3, 4), ends)]
-    df = pd.DataFrame([*rows('a', 1., .1, .2, .9, .8), *rows('a', 2., .3, .3, .2, .2),
-        *rows('b', 1., .5, .5, .5, .4),
-        dict(regime='adding', arm='c', seed=1, learning_rate=1., error='', curve=curve)])
-    plan = dict(budget=100, seeds=dict(main=[1, 2, 3, 4]))
-    got = numbers(df, plan)['adding']
-    assert set(got)=={('a', 1.), ('a', 2.), ('b', 1.)}   # of c three seeds are missing
-    first = (.2+.2)/2        # seeds 1 and 2 choose rate 2
-    second = (.1+.2)/2       # 3 and 4 choose rate 1
-    assert best_of(got, ['a'], [1, 2, 3, 4])==pytest.approx((first+second)/2)
-    assert best_of(got, ['a','b'], [1, 2, 3, 4])==pytest.approx((.45+.15)/2)
-    one = dict(budget=100, seeds=dict(main=[1]))
-    def cut(share): return numbers(df, one, lambda arm: share)['adding']['c', 1.][1]
-    assert cut(1/4)==pytest.approx((.2+.3)/2) and cut(1/2)==pytest.approx(.3)
-    assert cut(2)==pytest.approx((50*.3+60*.7)/110, abs=1e-5)   # no further than the run went
-
-def test_the_slopes_interval_leaves_out_one_task_at_a_time():
-    cells = ['adding','adding_sparse','sorting','filtering','filtering_sparse']
-    x,y = dict(zip(cells, (0., 1., 2., 3., 5.))),dict(zip(cells, (.1, .3, .2, .9, 1.)))
-    def fit(keep):
-        a,b = np.array([x[c] for c in keep]),np.array([y[c] for c in keep])
-        return ((a-a.mean())*(b-b.mean())).sum()/((a-a.mean())**2).sum()
-    without = [fit(cells[2:]), fit([c for c in cells if c!='sorting']), fit(cells[:3])]
-    mean = sum(without)/3
-    error = (2/3*sum((o-mean)**2 for o in without))**.5
-    got = slope(x, y)
-    assert got['slope']==pytest.approx(fit(cells)) and got['tasks']==3
-    assert got['half']==pytest.approx(4.30265*error, rel=1e-5)
-
-def test_the_threshold_is_the_best_of_all_in_the_cells_it_is_chosen_on():
-    rng = np.random.default_rng(5)
-    for _ in range(50):
-        x = dict(enumerate(rng.integers(0, 6, 8).astype(float)))
-        value = {c:dict(zip(('plain','mu2','stored3'), rng.random(3))) for c in x}
-        def arm(c, m): return 'stored3' if x[c]>=m else 'mu2'
-        def lost(m): return np.mean([max(v.values())-v[arm(c, m)] for c,v in value.items()])
-        m = threshold(x, value)
-        assert lost(m)==pytest.approx(min(lost(k) for k in np.arange(-1, 7, .5)))
-        assert regret({c:arm(c, m) for c in x}, value)==pytest.approx(lost(m))
-
-def test_beside_another_predictor_a_slope_is_that_of_what_the_other_leaves():
-    rng = np.random.default_rng(1)
-    cells = ['adding','adding_sparse','sorting','filtering','filtering_sparse','reversing']
-    x,z = (dict(zip(cells, rng.random(6))) for _ in range(2))
-    y = {c:.3+2*x[c]-.7*z[c] for c in cells}
-    both,alone = slope(x, y, beside=z),slope(x, y)
-    assert both['slope']==pytest.approx(2) and both['half']<1e-6 and abs(alone['slope']-2)>.01
-
-def flat(cell, arm, rate, *levels):
-    "A row per seed 1, 2, ...; each stays at its level"
-    def curve(v): return json.dumps([dict(tokens=0, pass1=v), dict(tokens=100, pass1=v)])
-    return [dict(regime=cell, arm=arm, seed=s, learning_rate=rate, error='', curve=curve(v))
-        for s,v in enumerate(levels, 1)]
-
-def test_each_seed_takes_what_is_best_on_the_other_half():
-    rows = [*flat('adding', 'a', 1., .1, .2, .9, .8), *flat('adding', 'a', 2., .3, .3, .2, .2),
-        *flat('adding', 'b', 1., .5, .5, .5, .4), *flat('adding_sparse', 'a', 1., .1, .1, .1, .1),
-        *flat('adding_sparse', 'b', 1., .0, .0, .0, .2)]
-    plan = dict(budget=100, seeds=dict(main=[1, 2, 3, 4]), definitions=dict(families=dict.fromkeys(
-        ('adding','adding_sparse'))))
-    got = numbers(pd.DataFrame(rows), plan)['adding']
-    assert chosen(got, ['a'], [1, 2, 3, 4])=={1:('a', 1.), 2:('a', 1.), 3:('a', 2.), 4:('a', 2.)}
-    d = at_best(pd.DataFrame(rows), plan, dict(any=['a','b']), 'cell').set_index(['regime','seed']).best
-    assert d['adding'].tolist()==[.1, .2, .5, .4]          # 3 and 4 choose a at 1, 1 and 2 choose b
-    assert d['adding_sparse'].tolist()==[.1, .1, .1, .1]   # 3 and 4 tie: the first one; 1 and 2 choose a
-    task = at_best(pd.DataFrame(rows), plan, dict(any=['a','b']))
-    assert set(task.regime)=={'adding'} and task.best.tolist()==pytest.approx([.1, .15, .3, .25])
-
-def test_a_fall_is_before_minus_after_and_a_mean_over_seeds():
-    def row(cell, seed, a, b, wrong, error=''): return dict(regime=cell, seed=seed, wrong=wrong, error=error,
-        curve=json.dumps([dict(tokens=k, pass1=.1, several=v) for k,v in ((0, a), (9, b))]))
-    d = pd.DataFrame([row('adding', 1, .9, .8, .2), row('adding', 2, .8, .4, .4),
-        row('sorting', 1, .5, .7, .1), row('sorting', 2, .5, .5, .9, 'lost')])
-    got = looks(d)
-    assert got.fall.tolist()==pytest.approx([.25, -.2]) and got.wrong.tolist()==pytest.approx([.3, .1])
-
-def test_the_rule_is_made_in_one_half_of_the_cells_and_judged_in_the_other():
-    "At g = .5 two updates get 2/3 of the tokens and three get half: curves that rise by 1 over all of them"
-    rise = [dict(tokens=k, pass1=k/100) for k in (0, 100)]
-    def rows(cell, arm, lift): return [dict(regime=cell, arm=arm, seed=s, learning_rate=1., error='',
-        curve=json.dumps([o|dict(pass1=o['pass1']+lift) for o in rise])) for s in (1, 2)]
-    lifts = dict(adding=(0., .2, .1), sorting=(0., .1, .3), filtering=(.2, .1, .2), reversing=(0., .0, .5))
-    three = 'plain','mu2','stored3'
-    df = pd.DataFrame([o for c,v in lifts.items() for a,l in zip(three, v) for o in rows(c, a, l)])
-    arms = {a:dict(fresh=8, passes=p, parts=q) for a,p,q in (('plain',1,1), ('mu2',2,1), ('stored3',1,3))}
-    plan = dict(budget=100, seeds=dict(main=[1, 2]), definitions=dict(arms=arms),
-        discover=['adding','sorting'], confirm=['filtering','reversing'])
-    at = dict(plain=.5, mu2=1/3, stored3=1/4)   # mean of k/100 over the first 1, 2/3 and 1/2 of the tokens
-    worth_ = {c:{a:at[a]+l for a,l in zip(three, v)} for c,v in lifts.items()}
-    def lost(c, a): return max(worth_[c].values())-worth_[c][a]
-    got = regrets(df, plan, dict(adding=.1, sorting=.3, filtering=.0, reversing=.9), .5)
-    assert got['threshold']==pytest.approx(.2)   # between mu2's cell and the one of stored groups
-    assert got['rule']==pytest.approx((lost('filtering', 'mu2')+lost('reversing', 'stored3'))/2, abs=2e-5)
-    for k,a in dict(always='stored3', never='plain', mu2='mu2').items():
-        assert got[k]==pytest.approx((lost('filtering', a)+lost('reversing', a))/2, abs=2e-5)
-
-def test_half_of_the_tokens_against_the_best_end_seed_by_seed():
-    def curve(e): return json.dumps([dict(tokens=0, pass1=.2), dict(tokens=100, pass1=e)])
-    def rows(arm, rate, ends): return [dict(regime='adding', arm=arm, seed=s, learning_rate=rate, error='',
-        curve=curve(e)) for s,e in enumerate(ends, 1)]
-    plan = dict(budget=80, seeds=dict(main=[1, 2, 3, 4]), definitions=dict(families=dict(adding=None)))
-    df = pd.DataFrame([*rows('s', 1., (.6, .6, .8, .4)), *rows('x', 1., (.5, .4, .3, .3)),
-        *rows('y', 1., (.1, .1, .1, .6)), *rows('y', 2., (.4, .4, .45, .45))])
-    got = with_half(df, plan, 's', ['x','y']).loc['adding']
-    half = [.2+.4*(e-.2) for e in (.6, .6, .8, .4)]   # 40 of 100 tokens
-    ends = [.4, .4, .3, .3]   # 3 and 4 choose y at 2 for 1 and 2; those choose x
-    assert got['diff']==pytest.approx(np.mean(np.subtract(half, ends))) and got.n==4
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT/'nbs'/'studies'/'registration_reuse.qmd'
@@ -558,12 +359,6 @@ def counted(study):
         best=said(at_best(df, plan, sets), BY_TASK+free, 'best'),
         gain={3:(cell.stored3-cell.free3).to_dict(), 6:(cell.stored6-cell.free6).to_dict()})
 
-@pytest.mark.parametrize('page', ['nbs/studies/first_study.ipynb','nbs/practise/replay_settings.qmd'])
-def test_the_pages_of_replay_say_what_reuse_gives(counted, page):
-    rows = [o for o in words(page).splitlines() if o.startswith('|')]
-    carried = BY_TASK[:5] if 'settings' not in page else [BY_TASK[k] for k in (4, 0, 2)]
-    for k in carried: assert sum(f"| {counted['span'][k]} | {counted['best'][k]} |" in o for o in rows)==1, k
-
 PAGES = ['nbs/14_replay_study.ipynb','nbs/practise/replay_settings.qmd','nbs/studies/reuse_results.ipynb']
 
 def shown(page):
@@ -605,180 +400,3 @@ def test_other_code_counts_the_same_at_the_rate_one_has(study, kept):
         mean = {c:sum(v)/8 for c,v in by_cell.items()}
         assert row['cells above']==f'{sum(v>0 for v in mean.values())} of 16'
         assert float(row['minus plain GRPO'].split()[0])==pytest.approx(sum(mean.values())/16, abs=6e-4)
-
-def said(row): return row.replace('-', '−')
-
-@pytest.mark.parametrize('page', PAGES[:2])
-def test_pages_say_what_replay_gives_at_the_rate_one_has(kept, page):
-    for times in (1, 2): assert said(kept[times].loc['replay_default','minus plain GRPO']) in shown(page)
-    if 'settings' not in page: return
-    for arm,row in kept[1].iterrows():
-        if arm=='mu6': continue
-        cells = f"{said(row.iloc[0])} | {row['cells above']} | {said(kept[2].loc[arm].iloc[0])} |"
-        assert cells in words(page), arm
-
-@pytest.fixture(scope='module')
-def at_rate(study):
-    "Mean area of every way at plain GRPO's best rate of the other seeds, and at twice that rate"
-    rows = {times:CHAPTER.at_kept_rate(study[1], study[0], times) for times in (1, 2)}
-    return {times:d.groupby('arm').area.mean() for times,d in rows.items()}
-
-def test_the_live_page_says_what_the_rows_say(kept, at_rate):
-    text = ' '.join(words('grpo_nb/assets/live/live.html').split())
-    gain,_,half = kept[1].loc['replay_default'].iloc[0].split()
-    gain,half = (f'{100*float(o):.1f}' for o in (gain, half))
-    says = f'{gain} more right answers in 100, averaged over a run (± {half})'
-    assert says in text
-    lost = 1-at_rate[2]/at_rate[1]
-    told = f'plain GRPO loses {lost.plain:.0%} of its right answers, with replay {lost.replay_default:.0%}'
-    assert told.replace('%', ' %') in text
-    practice = shown('nbs/studies/practice_results.ipynb')
-    for times in (1, 2):   # the registered study's claims, whatever they are
-        name = f'replay_default at {times} − plain at {times}'
-        claim = next(o for o in practice.split('\n') if o.startswith(name))
-        gain,half = (f'{100*float(o):.1f}' for o in (claim.split()[7], claim.split()[9]))
-        assert f'{gain} ± {half}' in text
-
-def test_the_chapter_says_what_is_lost_at_twice_the_rate(at_rate):
-    text = words(PAGES[0])
-    for arm,name in (('plain', 'plain GRPO loses'), ('replay_default', 'the default')):
-        one,two = (at_rate[k][arm] for k in (1, 2))
-        said = f'{name} {1-two/one:.0%}'.replace('%', ' %')
-        assert said in text
-        assert f'{one:.2f} to {two:.2f}'.replace('0.', '.') in text[text.index(said):][:100]
-
-def test_pages_say_where_the_gain_comes_from(study):
-    plan,df,_ = study
-    chapter,page,settings = (words(o) for o in (PAGES[0], PAGES[2], PAGES[1]))
-    d = PAGE_OF.by_rate(df, plan)
-    lead = d['area'].replay_default-d['area'].plain
-    assert len(lead)==16*5*8
-    high = lead.groupby('rate').mean()[['2','4']].sum()/5/lead.mean()
-    assert all(f'{high:.0%}'.replace('%', ' %') in o for o in (page, settings))
-    assert high>.9 and 'nearly all of it](studies/reuse_results' in chapter
-    assert abs((lead*d['broke'].plain).sum()/lead.sum()-2/3)<.02 and 'two thirds from runs' in page
-    own = PAGE_OF.own_range(df, plan, ['plain','replay_default'])
-    assert PAGE_OF.one_text(own, ('replay_default','plain'), 'own') in shown(PAGES[2])
-    two = at_best(df, plan, {a:[a] for a in ('mu2','replay_default')})
-    two = PAGE_OF.one_text(two, ('replay_default','mu2'), 'best')
-    assert two in shown(PAGES[0]) and f'default − two passes {said(two)}' in settings
-
-def test_pages_and_warning_say_what_replay_without_the_clip_gave(study):
-    from grpo_nb.parts.corrections import warn_unless_clipped
-    popo = read_rows(ROOT/'nbs'/'studies'/'rows'/'replay_study_methods_rates.csv', ('registered',))
-    one,two = (PAGE_OF.minus_plain(d, a, 4e-4) for d,a in ((popo, 'popo'), (study[1], 'replay')))
-    told = [o[k] for o in (one, two) for k in ('adding','filtering')]
-    assert all(o[0]=='-' for o in told[:2]) and all(o[0]=='+' for o in told[2:])
-    with pytest.warns(UserWarning) as seen: warn_unless_clipped('none', 'replay_clip')
-    for text in (str(seen[0].message), words(PAGES[1]), words(PAGES[2])):
-        assert all(o[1:] in text for o in told)
-
-def test_other_pages_say_what_reuse_gives(counted):
-    book,limits = words('nbs/studies/first_study.ipynb'),words('nbs/project/limitations.qmd')
-    default,three = ('replay_default','plain'),('stored3','mu3')
-    for page,k in ((book, default), (limits, three)):
-        assert counted['span'][k] in page and counted['best'][k] in page
-    settings = words('nbs/practise/replay_settings.qmd')
-    every = [v for o in counted['gain'].values() for v in o.values()]
-    assert f'up to +{max(every):.2f}'.replace('0.', '.') in settings
-    assert f'down to −{-min(every):.2f}'.replace('0.', '.') in settings
-
-def test_the_page_of_results_says_what_the_rows_say(study, counted):
-    plan,df,look = study
-    page = words('nbs/studies/reuse_results.ipynb')
-    for k in BY_TASK[4:]: assert counted['span'][k] in page, k
-    for k in (*BY_TASK[:3:2], BY_TASK[4], ('stored3','free3'), ('stored6','free6')):
-        assert counted['best'][k] in page, k
-    rows,_ = rs.tables(df, plan)['main table']
-    four = rs.claims(rows, plan)
-    assert set(four.says)=={'above 0'} and (four['diff']-four.half>.05).all() and four.half.min()>.03
-    assert four[four.says!=four.predicted][['arm','baseline']].values.tolist()==[['stored3','big3']]
-    assert f"by {four['diff'].min():.2f} to {four['diff'].max():.2f} of mean".replace('0.', '.') in page
-    plain = over_regimes(spans(df, plan), [('stored6','plain'), ('stored3','plain')], 'span')['diff']
-    assert 'of plain GRPO by {:.2f} to {:.2f}:'.format(*plain).replace('0.', '.') in page
-    more = [(s, c) for s in ('stored3','stored6') for c in ('plain','mu2')]
-    d = over_regimes(spans(df, plan), more, 'span')
-    low = [f'{o:.3f}'.replace('0.', '.') for o in d['diff']-d.half]
-    assert 'begins at {} and {}, with six at {} and {}: there the goal is met'.format(*low) in page
-    half = with_half(df, plan, 'stored6', [*FREE,'mu6','big6'])
-    assert (half['diff']>=0).sum()==3 and half.verdict.value_counts().to_dict()==dict(worse=10, undecided=6)
-    assert 'In 3 of 16 cells by its mean, in none by its interval, and in 10 it is decided short' in page
-    x,gain = looks(look),counted['gain']
-    one = slope(x.fall.to_dict(), gain[3])
-    assert f"{one['slope']:+.3f} ± {one['half']:.3f}" in page
-    both = [slope(x[k].to_dict(), gain[u]) for k in ('fall','wrong') for u in (3, 6)]
-    assert all(abs(o['slope'])<o['half'] for o in both)   # "No."
-
-def test_no_early_number_tells_as_the_page_says(study):
-    plan,df,look = study
-    x = looks(look)
-    def below(k, g):
-        o = regrets(df, plan, x[k].to_dict(), g)
-        return {c for c in ('always','never','mu2') if o['rule']<o[c]},o
-    fall = {g:below('fall', g) for g in (.5, .75, .9)}
-    assert [o[0] for o in fall.values()]==[{'always'}, {'always'}, {'always','never','mu2'}]
-    assert .0005<fall[.9][1]['always']-fall[.9][1]['rule']<.0015   # "by .001"
-    wrong = {g:below('wrong', g) for g in fall}
-    assert [len(o[0])==3 for o in wrong.values()]==[False, True, True]
-    assert wrong[.5][1]['rule']==wrong[.5][1]['mu2'] and fall[.5][1]['never']<.005
-    assert max(('always','never','mu2'), key=fall[.9][1].get)=='never'
-
-def test_at_the_lowest_rate_passes_are_ahead_as_the_first_page_says(study):
-    plan,df,_ = study
-    done = tries(df, plan['seeds']['main'])
-    five = {c:span_of(c, done, plan) for c in plan['definitions']['families']}
-    def mean(arm, k): return np.mean([done[c,arm][o[k]] for c,o in five.items()])
-    assert mean('mu3', 0)>mean('stored3', 0) and mean('mu6', 0)>mean('stored6', 0)
-    assert mean('mu3', 4)<.02 and mean('mu6', 4)<.02 and mean('stored3', 4)>.2 and mean('stored6', 4)>.15
-    said = words('nbs/studies/first_study.ipynb')
-    assert "At a quarter of plain GRPO's best rate passes are ahead." in said
-
-def test_a_processor_gives_what_the_table_has_as_the_page_says(study):
-    plan,df,_ = study
-    cpu = read_rows(ROOT/'nbs'/'studies'/'rows'/'reuse_study_cpu.csv', ('registered',))
-    assert len(cpu)==32 and set(cpu.registered)=={plan['hash']} and set(cpu.machine)!=set(df.machine)
-    page = words('nbs/studies/reuse_results.ipynb')
-    for (c,arm),d in cpu.groupby(['regime','arm']):
-        there = df[(df.regime==c)&(df.arm==arm)&(df.learning_rate==d.learning_rate.iloc[0])]
-        apart = d.set_index('seed').area-there.set_index('seed').area
-        assert len(apart)==8
-        mean,half = apart.mean(),2.36462*apart.std()/8**.5
-        assert abs(mean)<half   # none is decided
-        if arm=='plain': assert abs(mean)<.003
-        else: assert f'{mean:+.3f} ± {half:.3f}'.replace('-', '−') in page
-
-# ---- the cliff, drawn
-
-def test_the_cliff_is_what_its_weights_give(tmp_path, monkeypatch):
-    "A small one: its roads by least squares in the plane's own basis, its accuracies a model at a time"
-    names,walked = PAGE_OF.write_cliff.__globals__,[]
-    arms = {k:BatchUse(fresh=2, passes=p) for k,p in (('plain GRPO', 1), ('three passes', 3))}
-    def kept(rate):
-        walked.append(PAGE_OF.roads(rate))
-        return walked[-1]
-    three = SimpleNamespace(linspace=lambda low, high, n: torch.linspace(low, high, 3), stack=torch.stack)
-    for k,v in dict(ROADS=arms, SEED=500, BATCHES=2, EVERY=1, roads=kept, torch=three).items():
-        monkeypatch.setitem(names, k, v)
-    PAGE_OF.write_cliff(tmp_path/'cliff.csv', best=1e-3)
-    df = pd.read_csv(tmp_path/'cliff.csv')
-    (best,_),(roads,runs) = walked
-    start = roads['plain GRPO'][0][0].double()
-    ends = [o.double()-start for o in (best['plain GRPO'][-1][0], roads['three passes'][-1][0])]
-    base = torch.linalg.qr(torch.stack(ends, 1))
-    axes = base.Q*base.R.diagonal().sign()
-    assert df[df.what=='good end'].x.item()==pytest.approx(ends[0].norm().item(), abs=1e-4)
-    for name,road in roads.items():
-        seen = df[df.what==name]
-        assert seen.batch.tolist()==[0, 1, 2] and seen.right.tolist()==pytest.approx([o for _,o in road])
-        moved = torch.stack([o.double()-start for o,_ in road])
-        at = torch.linalg.lstsq(axes, moved.T).solution.T
-        assert np.allclose(seen[['x','y']], at, atol=1e-4)
-        left = (moved-at@axes.T).norm(dim=1)/moved.norm(dim=1).clamp(min=1e-12)
-        assert np.allclose(seen.in_plane, (1-left**2).sqrt(), atol=2e-3)
-    assert abs(df[(df.what=='three passes')&(df.batch==2)].in_plane.item()-1)<1e-3   # it spans the plane
-    plane = df[df.what=='plane']
-    assert len(plane)==9 and plane.right.nunique()>1
-    for o in plane.itertuples():
-        point = (start+axes@torch.tensor([o.x, o.y], dtype=torch.float64)).float()
-        right = sr.right_answers(sr.Stack(runs.m.shape, point[None]), runs.test, [500])
-        assert right.float().mean().item()==pytest.approx(o.right, abs=.02)

@@ -131,15 +131,3 @@ def test_a_start_that_is_trained_again_is_taken_in_place_of_the_stored_one(tmp_p
     monkeypatch.setattr(starts, 'STARTS', kept)
     with pytest.raises(ValueError, match="make it again with teach\\('sorting'\\)"):
         sr.start.__wrapped__('sorting')
-
-def test_a_larger_start_lies_beside_the_others_and_a_missing_one_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(starts, 'STARTS', tmp_path)
-    monkeypatch.setattr(starts, 'stored_starts', dict)
-    with pytest.raises(ValueError, match=r"1M weights: .*is missing; .*teach\('sorting', size='1M'\)"):
-        sr.start.__wrapped__('sorting', '1M')
-    monkeypatch.setitem(FAMILIES, 'sorting', replace(FAMILIES['sorting'], lesson=(100, 2, 1e-3)))
-    assert ROOM.teach('sorting', size='1M')==tmp_path/'sorting_1M.safetensors'
-    d = to_tensors(problems('sorting', 'lesson', 100), 'sorting')
-    wide = sr.SIZES['1M']
-    theta = sr.start.__wrapped__('sorting', '1M')['theta']
-    assert len(theta)==wide.n==1_079_808 and torch.equal(theta, ROOM.lesson(d, 2, wide, 5e-4).half().float())
