@@ -32,9 +32,7 @@ def study(
     which:str,  # bakeoff, speedrun, replay, real or ladder, followed by its own options
 )->None:
     "Compare strategies at equal tokens, enter the speedrun, or continue a study; see `study bakeoff --help`."
-    raise ValueError(f'no study {which!r}'
-        +(did_you_mean(which, ('bakeoff','speedrun','replay','real','ladder'), .7)
-        or ': bakeoff, speedrun, replay, real or ladder'))
+    raise ValueError(f'no study {which!r}: bakeoff, speedrun, replay, real or ladder')
 
 # %% ../nbs/reference/cli.ipynb #83891e65
 def _add(parser, name, p, says):
@@ -140,24 +138,15 @@ def _exit_with_error(msg, name='grpo_nb'):
     sys.exit(2)
 
 # %% ../nbs/reference/cli.ipynb #b8b387cf
-def _run_folder(folder:str)->str:
-    "The folder or file, if it is there; ValueError names a run with a similar name otherwise."
-    path = Path(folder)
-    if folder=='-' or path.exists(): return folder   # '-': stdin
-    runs = sorted(str(f.parent) for d in (path.parent, Path('runs')) for f in d.glob('*/history.jsonl'))
-    raise ValueError(f'no folder {folder!r}{did_you_mean(folder, runs, .7)}: give the `output_dir` of a run')
-
 def _open(path, columns, reader=None, metrics=None):
     "Open the run; a table or log whose columns have other names is read by these or by a reader."
     from grpo_nb.see.readers import open_run
-    return open_run(_run_folder(path), {k:v for k,v in columns.items() if v}, reader, _pairs(metrics))
+    return open_run(path, {k:v for k,v in columns.items() if v}, reader, _pairs(metrics))
 
-def _print_notes(*runs):
-    "What could not be read of these runs, and what was assumed."
+def _print_notes(run):
+    "What could not be read of a run, and what was assumed."
     from grpo_nb.parts.answers import escape_controls
-    for o in runs:
-        which = f'{o.name}: ' if len(runs)>1 else ''
-        for note in o.notes: print(escape_controls(f'note: {which}{note}'), file=sys.stderr)
+    for note in run.notes: print(escape_controls(f'note: {note}'), file=sys.stderr)
 
 def _pairs(text):
     "`reward=score,kl=drift` as a dict; ValueError for anything else."
@@ -168,26 +157,17 @@ def _pairs(text):
     return dict(pairs)
 
 def report(
-    folders:list[str], # a run's folder or a table of rollouts ('-': stdin); several are compared
-    out:str|None=None, # where to write it, a folder or a file; for several runs `compared`, beside the first
+    folder:str,        # a run's folder, or a table of rollouts; '-' reads JSON lines from stdin
+    out:str|None=None, # where to write it, a folder or a file
     reader:str|None=None, # reader of another tool's rows: FILE.py:NAME, a function that renames fields
     metrics:str|None=None, # of a log with other names: OURS=THEIRS, as reward=my/score,kl=drift
     **columns:str,     # of a table of rollouts whose columns have other names: `COLUMNS`
 )->None:
-    "Write report.html and its figures."
-    from grpo_nb.parts.answers import escape_controls
-    from grpo_nb.see import view
-    runs = [_run_folder(o) for f in folders for o in f.split(',') if o]
-    if twice := [o for i,o in enumerate(runs) if Path(o).resolve() in [Path(k).resolve() for k in runs[:i]]]:
-        raise ValueError(f'{twice[0]} is given twice: a run beside itself shows nothing')
-    if len(runs)>1: out = out or str(Path(runs[0]).parent/'compared')
-    read = [_open(o, columns, reader, metrics) for o in runs]
-    if len(read)==1: print(view.write_report(read[0], out))
-    else:
-        arms = view.compare_arms(view.group_by_settings(read))
-        for o in view.comparison_sentences(arms): print(escape_controls(o))
-        print(view.write_comparison(arms, out))
-    _print_notes(*read)
+    "Write report.html: verdict, curves, map, groups and settings."
+    from grpo_nb.see.view import write_report
+    run = _open(folder, columns, reader, metrics)
+    print(write_report(run, out))
+    _print_notes(run)
 
 def inspect(
     folder:str,    # a run's folder, or a table of rollouts; '-' reads JSON lines from stdin
@@ -271,7 +251,7 @@ def train_command(
 )->dict:             # what summary.json holds
     "Train on your own problems and rewards, with GRPO and replay; evaluate before and after."
     import torch
-    from grpo_nb.demo import full_run, train_and_evaluate
+    from grpo_nb.demo import train_and_evaluate
     from grpo_nb.parts.answers import escape_controls
     from grpo_nb.parts.validate import is_rendered
     from grpo_nb.parts.datasets import FEW_SHOT, end_at_newline
@@ -311,8 +291,6 @@ def train_command(
     except ValueError as e: raise ValueError(f'held-out problems: {e}') from None
     resolve_checkpoint(init_state(net, tok, problems, rewards, args, **how), o.resume or None)
     info = dict(task=o.dataset, model=o.model)
-    if (o.model,o.dataset)==('tiny','sums') and args.learning_rate<=2e-4:   # as the demo: its curve is known
-        info['full_run'] = full_run('tiny')
     return train_and_evaluate(net, tok, problems, held_out, rewards, args, info, resume_hint='--resume',
         resume_from_checkpoint=o.resume or None, **how)
 
@@ -333,10 +311,7 @@ def _problems(name, held_out, n, seed, chat, **columns):
     def as_chat(ds):
         if not chat or not isinstance(ds[0]['prompt'], str): return ds
         return ds.map(lambda o: dict(prompt=[dict(role='user', content=o['prompt'])]))
-    def read(path):
-        if Path(path).is_dir():
-            raise ValueError(f'--dataset {path} is a folder: name a .jsonl, .csv or .parquet file in it')
-        return as_chat(load_problems(path, **columns))
+    def read(path): return as_chat(load_problems(path, **columns))
     ds = as_chat(make_problems(name, 2000, seed, 'train')) if task else read(name)
     if held_out is None and task: kept = as_chat(make_problems(name, n, seed, 'test'))
     elif held_out is None:   # by the prompt's hash
@@ -346,9 +321,7 @@ def _problems(name, held_out, n, seed, chat, **columns):
     trained = {str(o) for o in ds['prompt']}
     known = sum(str(o) in trained for o in kept['prompt'])
     if known==len(kept):
-        if task and held_out is None:
-            raise ValueError(f"{name} gives the same problems for split='test' as for 'train': give others")
-        raise ValueError(f'--eval_dataset: all {known} problems are among those trained on, so nothing is '
-            'held out: give others, or leave it out and a tenth of the rows is kept aside')
+        raise ValueError(f'all {known} held-out problems are among those trained on: give others by '
+            "--eval_dataset, or by your task for split='test'")
     if known: print(f'note: {known} of {len(kept)} held-out problems are among those trained on')
     return ds,kept

@@ -91,7 +91,7 @@ def test_a_study_is_asked_for_by_its_name(typed, capsys):
     with pytest.raises(SystemExit) as e: main([*typed.split(), '--help'])
     assert e.value.code==0 and '--repeat' in capsys.readouterr().out
     with pytest.raises(SystemExit): main(['study', 'bakeof'])
-    assert "did you mean 'bakeoff'" in capsys.readouterr().err
+    assert "no study 'bakeof': bakeoff, " in capsys.readouterr().err
 
 def test_what_builds_the_project_is_offered_inside_a_clone_only(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -142,12 +142,12 @@ def on_console(rows, total, text=repr, bars=True, aside=''):
 def in_strings(o): return repr({k:f'{v:.10g}' for k,v in o.items()})   # transformers 5
 def in_numpy(o): return '{'+', '.join(f'{k!r}: np.float64({v!r})' for k,v in o.items())+'}'
 def wrapped(o): return repr(o).replace(', ', ',\n ')
-def in_notebook(rows, cut='\t', head=''):
+def in_notebook(rows, cut='\t'):
     "As its table reads when copied: six digits, blanks around the slash, no row for what was not logged"
     names = [k for k in rows[0] if k!='step']
     shown = ['Step', *('Training Loss' if k=='loss' else k.replace('/', ' / ') for k in names)]
     cells = [shown]+[[str(o['step']), *(f'{o[k]:.6f}' if k in o else 'No log' for k in names)] for o in rows]
-    return head+''.join(cut.join(o)+'\n' for o in cells)
+    return ''.join(cut.join(o)+'\n' for o in cells)
 
 PASTED = {   # suffix, text of rows; whether numbers stay as they are, and steps are known
     'console': ('.log', lambda r, n: on_console(r, n)),
@@ -157,8 +157,7 @@ PASTED = {   # suffix, text of rows; whether numbers stay as they are, and steps
     'json': ('.log', lambda r, n: on_console(r, n, json.dumps, aside='INFO trainer ')),
     'swift': ('.log', lambda r, n: on_console([o|{'global_step/max_steps':f"{o['step']}/{n}",
         'elapsed_time':'6m 58s'} for o in r], n, bars=False)),
-    'notebook': ('.tsv', lambda r, n: in_notebook(r, head='[60/60 01:00, Epoch 1/1]\n')),
-    'notebook as text': ('.txt', lambda r, n: in_notebook(r, head='[60/60 01:00, Epoch 1/1]\n')),
+    'notebook': ('.tsv', lambda r, n: in_notebook(r)),
     'notebook as csv': ('.csv', lambda r, n: in_notebook(r, ','))}
 
 def curves(name):

@@ -7,14 +7,17 @@ from pathlib import Path
 import pytest, torch, yaml
 from grpo_nb import recipes as R
 from grpo_nb import tasks
-from grpo_nb.recipes import (gsm8k_rewards, length_reward, numinamath_rewards, recipe_options, train_trl)
+from grpo_nb.recipes import length_reward, recipe_options, train_trl
 from grpo_nb.on_trl.config import GRPOWithReplayBufferConfig
 from grpo_nb.on_trl.options import TrlArguments, TrlOptions
 from trl import GRPOConfig, ModelConfig
-from grpo_nb.parts.datasets import chain_sum
+from grpo_nb.parts.datasets import SYSTEM_PROMPT, chain_sum
+from grpo_nb.parts.registry import import_file
 from grpo_nb.run.signals import Stopped
 
 gsm8k,numinamath,tldr = (partial(train_trl, recipe=o) for o in ('gsm8k', 'numinamath', 'tldr'))
+
+E = import_file(Path(__file__).parents[1]/'nbs'/'catalogue'/'easydel.py')   # rewards to copy
 
 GOOD = '<think>\nx\n</think>\n<answer>\n4\n</answer>\n'
 
@@ -39,7 +42,7 @@ def test_xml_credit_follows_the_rule_on_random_texts():
     for _ in range(500):
         n = int(torch.randint(1, 9, (), generator=g))
         t = ''.join(parts[i] for i in torch.randint(len(parts), (n,), generator=g).tolist())
-        assert R.xml_count(t, .125)==pytest.approx(slow_xml(t, .125), abs=1e-12), repr(t)
+        assert E.xml_count(t)==pytest.approx(slow_xml(t, .125), abs=1e-12), repr(t)
 
 ANSWERS = [(GOOD, [.5,0.,.5,.5,2.]), (GOOD[:-1], [.5+.001-.001*len(GOOD[:-1]),0.,0.,.5,2.]),
            ('4', [0.,0.,0.,.5,2.]), ('', [0.,0.,0.,0.,0.]),
@@ -53,7 +56,7 @@ ANSWERS = [(GOOD, [.5,0.,.5,.5,2.]), (GOOD[:-1], [.5+.001-.001*len(GOOD[:-1]),0.
 def test_gsm8k_rewards_to_the_digit(text, want):
     for chat in (False, True):
         c = [[dict(role='assistant', content=text)]] if chat else [text]
-        got = [f(prompts=None, completions=c, answer=['4'])[0] for f in gsm8k_rewards()]
+        got = [f(prompts=None, completions=c, answer=['4'])[0] for f in E.GSM8K]
         assert got==pytest.approx(want, abs=1e-12)
 
 BEHIND = dict(   # how the prompt may end, and what then is an answer in good form
@@ -62,7 +65,7 @@ BEHIND = dict(   # how the prompt may end, and what then is an answer in good fo
 
 @pytest.mark.parametrize('start,said', BEHIND.values(), ids=BEHIND)
 def test_form_is_that_of_the_answer_together_with_what_its_prompt_began(start, said):
-    forms = [*gsm8k_rewards(.125, .5, -.5)[:3], numinamath_rewards()[0], tasks.format_reward]
+    forms = [*E.GSM8K[:3], E.form, tasks.format_reward]
     def paid(text, prompt='q', **kw):
         chat = [dict(role='assistant', content=text)]
         return [[f(prompts=[prompt], completions=[c], **kw)[0] for f in forms] for c in (text, chat)]
@@ -77,17 +80,13 @@ def test_the_beginning_goes_with_its_own_row():
     got = tasks.format_reward(None, [inside, GOOD, inside], completion_start=['<think>\n','',''])
     assert got==[1., 1., 0.]
 
-def test_what_a_reward_is_worth_can_be_set():
-    fs = gsm8k_rewards(.25, 1., -1., 7.)
-    assert [f(completions=[GOOD], answer=['4'])[0] for f in fs]==[1.,-1.,1.,.5,7.]
-
 def test_answers_are_matched_row_by_row_not_tiled():
-    correct = gsm8k_rewards()[-1]
+    correct = E.correctness
     assert correct(completions=['1','2','3','4'], answer=['1','1','3','3'])==[2.,0.,2.,0.]
     with pytest.raises(ValueError): correct(completions=['1','2'], answer=['1'])
 
 def test_numinamath_rewards_to_the_digit():
-    form,acc = numinamath_rewards()
+    form,acc = E.NUMINAMATH
     texts = ['<think>a</think><answer>b</answer>', '<think>a</think>\n\n<answer>b</answer>',
         '<think>a</think><answer>b</answer>x', '<think>a\nb</think><answer>c</answer>', 'x']
     assert form(completions=texts)==[1.,1.,0.,0.,0.]
@@ -109,8 +108,8 @@ def test_every_field_is_an_option():
 
 def test_the_tutorials_command_line_is_understood():
     words = '''--repo_id meta-llama/Llama-3.1-8B-Instruct --attn_mechanism vanilla --max_prompt_length 2048
-        --max_new_tokens 1024 --beta 0.04 --top_p 0.95 --top_k 50 --num_return_sequences 4 --xml_reward 0.125
-        --correctness_reward 2.0 --total_batch_size 16 --learning_rate 1e-6
+        --max_new_tokens 1024 --beta 0.04 --top_p 0.95 --top_k 50 --num_return_sequences 4
+        --total_batch_size 16 --learning_rate 1e-6
         --num_train_epochs 3 --use_wandb'''
     r,a = read(words.split())
     assert (r.model, r.attn_mechanism, r.max_prompt_length) == ('meta-llama/Llama-3.1-8B-Instruct',
@@ -118,7 +117,6 @@ def test_the_tutorials_command_line_is_understood():
     assert (a.max_completion_length, a.num_generations, a.generation_batch_size, a.report_to) == (1024, 4,
         64, ['wandb'])
     assert (a.beta, a.top_p, a.top_k, a.learning_rate, a.num_train_epochs)==(.04, .95, 50, 1e-6, 3)
-    assert (r.xml_reward, r.correctness_reward)==(.125, 2.)
 
 def test_model_name_is_the_name_of_the_run_and_never_a_model(tmp_path):
     (tmp_path/'a.yaml').write_text('model_name: monday\nrepo_id: tiny\n')
@@ -133,13 +131,13 @@ def test_model_name_is_the_name_of_the_run_and_never_a_model(tmp_path):
             read(words, settings)
 
 def test_the_system_message_asks_for_every_line_break_that_is_paid_for():
-    form = R.SYSTEM_PROMPT[R.SYSTEM_PROMPT.index('<think>'):]
-    best = [f(completions=[GOOD], answer=['4'])[0] for f in gsm8k_rewards()]
-    got = [f(completions=[form.replace('the answer, a number and nothing else', '4')], answer=['4'])[0]
-           for f in gsm8k_rewards()]
+    form = SYSTEM_PROMPT[SYSTEM_PROMPT.index('<think>'):]
+    best = [f(completions=[GOOD], answer=['4'])[0] for f in E.GSM8K]
+    got = [f(completions=[form.replace('the answer and nothing else', '4')], answer=['4'])[0]
+           for f in E.GSM8K]
     assert got==best==[.5,0.,.5,.5,2.]   # the soft form wants one line, which excludes the strict one
     flat = form.replace('\n', '')
-    assert [f(completions=[flat], answer=['4'])[0] for f in gsm8k_rewards()][:3]==[0.,.5,0.]
+    assert [f(completions=[flat], answer=['4'])[0] for f in E.GSM8K][:3]==[0.,.5,0.]
 
 def test_words_win_over_names_and_names_over_the_file(tmp_path):
     f = tmp_path/'a.yaml'
@@ -210,8 +208,8 @@ def as_words(settings):
 @pytest.mark.parametrize(
     'name,names',
     [
-        ('gsm8k', ['xmlcount', 'soft_format', 'strict_format', 'whole_number', 'correctness']),
-        ('numinamath', ['format_reward', 'accuracy']),
+        ('gsm8k', ['accuracy_reward']),
+        ('numinamath', ['accuracy_reward']),
         ('tldr', ['length_reward']),
     ],
 )
@@ -229,7 +227,7 @@ def test_long_prompts_are_left_out_and_templates_can_be_skipped(tmp_path, capsys
     opts = SMALL|dict(output_dir=str(tmp_path), max_steps=1, rows=rows)
     t = gsm8k(max_prompt_length=400, skip_apply_chat_template=True, **opts)
     assert isinstance(t.train_dataset[0]['prompt'], str) and len(t.train_dataset)==8
-    assert t.train_dataset[0]['prompt'].startswith(R.SYSTEM_PROMPT)
+    assert t.train_dataset[0]['prompt'].startswith(SYSTEM_PROMPT)
     assert '1 of 9 prompts' in capsys.readouterr().out
     with pytest.raises(ValueError, match='all 9 prompts have more than 2 tokens'):
         gsm8k(max_prompt_length=2, **opts|dict(output_dir=str(tmp_path/'short')))
@@ -240,16 +238,16 @@ def test_what_is_held_out_is_measured_three_times_and_never_trained_on(tmp_path,
     t = gsm8k(rows=rows, held_out=6, max_steps=4, output_dir=str(tmp_path), **SMALL)
     train,held = ({str(o['prompt']) for o in ds} for ds in (t.train_dataset, t.eval_dataset))
     assert (len(train), len(held))==(10, 6) and not train & held
-    said = [o for o in capsys.readouterr().out.splitlines() if 'correctness right (95 %' in o]
+    said = [o for o in capsys.readouterr().out.splitlines() if '% right (95 %' in o]
     assert [o.split(':')[0] for o in said]==['step 0', 'step 2', 'step 4']
     with pytest.raises(ValueError, match='leave some to train on'):
         gsm8k(rows=rows, held_out=16, max_steps=1, output_dir=str(tmp_path/'no'), **SMALL)
 
-def test_the_share_right_is_counted_in_points_of_a_right_answer(capsys):
-    log = [dict(loss=1.0), {'eval_reward': 1.0, 'eval_rewards/correctness/mean': 0.5,
+def test_the_share_right_has_its_interval(capsys):
+    log = [dict(loss=1.0), {'eval_reward': 1.0, 'eval_rewards/accuracy_reward/mean': 0.25,
                             'eval_rewards/whole/mean': 0.1, 'step': 3}]
-    R._print_held_out(log, 8, dict(correctness=2.))   # 2 of 8; Wilson's interval by hand: .0715 to .5907
-    assert capsys.readouterr().out=='step 3: 25.0% correctness right (95 % 7.1% to 59.1%)\n'
+    R._print_held_out(log, 8)   # 2 of 8; Wilson's interval by hand: .0715 to .5907
+    assert capsys.readouterr().out=='step 3: 25.0% right (95 % 7.1% to 59.1%)\n'
 
 # -- several processes, and what can't work ----------------------------------------------------------
 
@@ -277,7 +275,7 @@ def test_the_command_starts_two_processes_by_a_file_that_trl_ships(tmp_path):
     run = read_run(tmp_path/'gsm8k')
     assert run.settings['world_size']==2 and len(run.history)==2
     assert (tmp_path/'gsm8k'/'model.safetensors').exists()
-    assert {'rewards/correctness/mean','replay/dead','kl'} <= set(run.history.columns)
+    assert {'rewards/accuracy_reward/mean','replay/dead','kl'} <= set(run.history.columns)
     assert len(run.groups[run.groups.step==run.groups.step.min()])==4   # prompts of both processes together
 
 @pytest.fixture
@@ -297,9 +295,9 @@ def test_a_recipe_is_found_before_its_defaults_are_needed(tmp_path, capsys):
     assert [(o['num_generations'], o['prompts']) for o in plans]==[(8, 16)]*4   # its own, not TRL's
 
 def test_a_reward_that_is_named_takes_the_place_of_the_recipes(tmp_path):
-    t = gsm8k(rows=ROWS['gsm8k'], reward=['grpo_nb.tasks.accuracy_reward'], max_steps=1,
+    t = gsm8k(rows=ROWS['gsm8k'], reward=['grpo_nb.tasks.format_reward'], max_steps=1,
         output_dir=str(tmp_path), **SMALL)
-    assert [o.__name__ for o in t.reward_funcs]==['accuracy_reward']
+    assert [o.__name__ for o in t.reward_funcs]==['format_reward']
 
 def test_a_file_may_ask_for_the_processes(tmp_path, launched):
     file = tmp_path/'run.yaml'

@@ -3,7 +3,6 @@ import json, logging, os, signal, threading
 import pytest
 from grpo_nb.parts import answers
 from grpo_nb.parts.datasets import chain_sum, gym_dataset, hub_problems, make_problems, split_name
-from grpo_nb.recipes import numinamath_rewards
 from grpo_nb.studies.study import lessons
 from grpo_nb.tasks import (
     accuracy_reward, chain_sum_demonstrations, completion_text, extract_answer, format_reward, get_verifier,
@@ -139,7 +138,7 @@ def test_an_answer_that_cannot_be_read_in_time_is_wrong_in_every_thread(monkeypa
     assert child.poll() is not None   # it was ended
     monkeypatch.undo()
     assert in_thread(math_equal, *ROOTS)==1.   # and there is another
-    assert in_thread(numinamath_rewards()[1], [r'It is $\frac{2}{4}$.'], [r'$\boxed{\frac{1}{2}}$'])==[1.]
+    assert in_thread(answers.compare_math, r'$\boxed{\frac{1}{2}}$', r'It is $\frac{2}{4}$.', True) is True
 
 def test_a_judge_of_the_gym_that_evaluates_has_a_limit_too(monkeypatch):
     entry = dict(answer='1+2', metadata=dict(numbers=[1, 2], target=3, expression='1+2'))

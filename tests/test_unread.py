@@ -32,14 +32,11 @@ TWO_RUNS = {
         [.2]*40, "this is 'sea-2', and the others are not read"),
     'by row':('t.csv', csv(named('Run', LONG, SHORT)), [.8]*40, "holds 2 runs, 'a' (40 rows), 'b' (20 rows)"),
     'run_id':('t.jsonl', lines(named('run_id', SHORT, LONG)), [.8]*40, "this is 'b'"),
-    'seeds, side by side':('t.jsonl', lines([o|dict(seed=s) for o in LONG for s in (0, 1)]),
-        [.8]*40, "this is '1'"),
     'unnamed':('t.csv', csv(LONG+SHORT), [.2]*20, 'begin again at 1 after step 40: 40 rows before'),
     'unnamed, side by side':('t.csv', csv([o for p in zip(SHORT, LONG) for o in p]),
         [.8]*20, 'several values at 20 of'),
     'one header':('t.csv', csv(SHORT).replace('loss', 'reward', 1),
         [.02]*20, 'columns of one name, reward, the last'),
-    'a table of runs':('t.csv', 'Name,State,reward\na,finished,.5\nb,finished,.2\n', [.2], "this is 'b'"),
     'two names':('t.jsonl', lines([o|{'critic/score/mean':.5} for o in SHORT]),
         [.2]*20, "'critic/score/mean' is not read"),
     'console':('t.log', bars(LONG, 40)+bars(SHORT, 60), [.2]*20, 'begin again at 1 after step 40'),
@@ -73,12 +70,13 @@ def test_other_files_of_a_folder_are_named(tmp_path):
 
 # ---- evaluations among training
 
-def test_rows_of_an_evaluation_are_held_out_measures(tmp_path):
+def test_rows_of_an_evaluation_are_left_out_and_counted(tmp_path):
     for key,value in (('split','val'), ('phase','Eval'), ('is_eval',True)):
         rows = [o for r in LONG for o in [r]+[dict(step=r['step'], reward=.1)|{key:value}]*(r['step']%10==0)]
         (tmp_path/'t.jsonl').write_text(lines(rows))
-        h = open_run(tmp_path/'t.jsonl').history
-        assert h['reward'].tolist()==[.8]*40 and h['eval_reward'].dropna().tolist()==[.1]*4
+        run = open_run(tmp_path/'t.jsonl')
+        assert run.history['reward'].tolist()==[.8]*40
+        assert run.notes==['t.jsonl: 4 of 44 rows are of an evaluation and left out.']
 
 def test_each_held_out_set_is_a_curve_of_its_own(tmp_path):
     "As TRL logs them: its columns are `eval_…` for every set, transformers' are named after the set"
@@ -115,7 +113,6 @@ def rollouts(reward=lambda i: float(i%2), **more):
 
 ROLLOUTS = {
     'two runs':(rollouts(run='a')+rollouts(lambda i: 0., run='b'), "this is 'b'", 0.),
-    'two models':(rollouts(model='a')+rollouts(lambda i: 0., model='b'), "this is 'b'", 0.),
     'an evaluation':(rollouts()+[o|dict(split='test', reward=9.) for o in rollouts()[::4]],
         '6 of 30 rows are of an evaluation', .5),
     'metrics':(rollouts()+[dict(step=1, loss=.1)], '1 of 25 rows have no completion', .5),

@@ -74,17 +74,6 @@ def test_the_page_takes_in_what_the_run_writes(served, browser):
     assert 'as of' in told.inner_text()
     page.close()
 
-def test_the_folder_may_be_waited_for(tmp_path, monkeypatch, capsys):
-    at = tmp_path/'later'
-    def asleep(seconds):
-        if at.exists(): raise KeyboardInterrupt   # it is served, and Ctrl-C ends that
-        make_run(at, n_steps=2)
-    monkeypatch.setattr('time.sleep', asleep)
-    watch(str(at), browser=False, wait=True)
-    out = capsys.readouterr().out
-    assert out.startswith(f'waiting for {at}') and 'run later on port' in out
-    with pytest.raises(ValueError, match='no folder .*--wait'): watch(str(tmp_path/'nowhere'), browser=False)
-
 def test_watch_names_port_and_run_and_ends_with_the_verdict(tmp_path, monkeypatch, capsys):
     "On our folder, and on one of verl's that holds metrics and rollouts"
     verl = tmp_path/'verl_run'
@@ -118,29 +107,28 @@ def test_a_folder_of_another_trainer_is_followed(tmp_path):
     put(2)
     assert len(packed())>len(one) and reader.stamp!=before
 
-def test_in_a_file_a_run_is_a_line_in_every_tenth(capfd):
+def test_in_a_file_the_bar_is_drawn_twice_a_minute(capfd):
     pytest.importorskip('ipykernel.zmqshell')   # to have it is not to run in it
     from types import SimpleNamespace as NS
     from grpo_nb.see.monitor import RunMonitor
     bar = RunMonitor().progress_bar(NS(step=40, args=NS(max_steps=200, disable_tqdm=False)))
     for step in range(44, 201, 4):
+        bar.set_postfix_str(f'reward {step/200:.2f}', refresh=False)
         bar.update(4)
-        bar.set_postfix_str(f'reward {step/200:.2f}')
     bar.close()
-    lines = capfd.readouterr().err.splitlines()
-    assert len(lines)==8 and lines[0]=='GRPO: 60/200 steps, reward 0.30'
-    assert lines[-1].startswith('GRPO: 200/200')
+    drawn = capfd.readouterr().err.split('\r')
+    assert len(drawn)<5 and '200/200' in drawn[-1] and 'reward 1.00' in drawn[-1]
 
 def test_a_notebooks_cell_has_a_bar_although_its_output_is_no_terminal(monkeypatch):
     import sys
     from types import SimpleNamespace as NS
-    from grpo_nb.see.monitor import LogLines, RunMonitor
+    from grpo_nb.see.monitor import RunMonitor
     s = NS(step=0, args=NS(max_steps=8, disable_tqdm=False))
     for shell,is_bar in ((NS(kernel=NS()), True), (NS(), False), (None, False)):
         monkeypatch.setitem(sys.modules, 'IPython', NS(get_ipython=lambda: shell))
         bar = RunMonitor().progress_bar(s)
         bar.close()
-        assert isinstance(bar, LogLines)!=is_bar
+        assert (bar.mininterval<1)==is_bar
 
 def test_a_run_that_goes_on_is_not_told_to_train_longer(tmp_path):
     from grpo_nb.run.record import Recorder

@@ -64,10 +64,6 @@ class TrlArguments(ModelConfig):
     accelerate_config:str|None = config_field(None,
         "How accelerate starts them: a file, or one that TRL ships, such as 'fsdp2' or 'zero3'. Every option "
         'of `accelerate launch` may follow.')
-    xml_reward:float = config_field(.125, 'Recipe gsm8k: for each think or answer tag in its place.')
-    xml_full_match_reward:float = config_field(.5, 'Recipe gsm8k: when the whole form fits.')
-    xml_full_match_reject:float = config_field(0., 'Recipe gsm8k: when it does not.')
-    correctness_reward:float = config_field(2., 'Recipe gsm8k: for the right answer.')
 
 # %% ../../nbs/on_trl/options.ipynb #81a7bf7d
 def world_size()->int:

@@ -320,8 +320,14 @@ def split_problems(
     return select_rows(ds, train),select_rows(ds, test)
 
 # %% ../../nbs/parts/datasets.ipynb #f8dc5419
-SYSTEM_PROMPT = ('First think, between <think> and </think>. '
-          'Then give the final answer and nothing else, between <answer> and </answer>.')
+SYSTEM_PROMPT = """Think first, then answer, each part on lines of its own, in this form:
+<think>
+the steps that lead to the answer
+</think>
+<answer>
+the answer and nothing else
+</answer>
+"""
 
 def hub_rows(
     name:str,           # of the data set on the hub

@@ -6,7 +6,7 @@
 __all__ = ['serve', 'watch']
 
 # %% ../../nbs/see/serve.ipynb #1f1c53b2
-import hmac, json, secrets, threading, time
+import hmac, json, secrets, threading
 from pathlib import Path
 from .live import serve_on, until_stopped
 from .readers import open_run
@@ -58,16 +58,9 @@ def watch(
     folder:str,         # a run's folder, or rollouts of another tool
     port:int=0,         # 0: any free port
     browser:bool=True,  # open a browser?
-    wait:bool=False,    # wait for a folder that does not exist yet?
 )->None:
     "Show a run in the browser, as far as it has come, until Ctrl-C; then print its verdict."
-    if wait and not Path(folder).exists():
-        print(f'waiting for {folder} …', flush=True)
-        while not Path(folder).exists(): time.sleep(1)
-    try: server,address = serve(folder, port)
-    except ValueError as e:
-        if Path(folder).exists(): raise
-        raise ValueError(f'{e}; or, for a run that has not begun, --wait') from None
+    server,address = serve(folder, port)
     name = Path(folder).resolve().name
     print(f'run {name} on port {server.server_port}: {address}\nCtrl-C ends the watching; the run goes on.',
         flush=True)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['open_run', 'judge_run', 'diagnose', 'canonical_metric', 'find_columns', 'as_history', 'history_rows',
-           'rows_to_groups', 'filter_note', 'finite_values', 'reward_scale']
+           'rows_to_groups', 'finite_values', 'reward_scale']
 
 # %% ../../../nbs/see/readers.ipynb #25ca52f9
 import re
@@ -17,10 +17,10 @@ from ..findings import Findings, diagnose_rows, load_rules, to_float
 from ..verdict import verdict
 from .names import (
     COLUMN_ALIASES, METRIC_ALIASES, canonical_metric, column_names, find_columns)
-from .table import mark_evaluations, only_one_run, read_table, without_evaluations
+from .table import only_one_run, read_table, without_evaluations
 from .history import as_history, history_rows, read_events, text_notes
 from .groups import (
-    filter_note, finite_values, mark_dead, reward_scale, rows_to_groups, size_note)
+    finite_values, mark_dead, reward_scale, rows_to_groups, size_note)
 from .trl import reward_functions, with_total_reward
 from .verl import logged_row
 from .verifiers import episode_rows
@@ -29,8 +29,8 @@ from .nemo import training_rows
 from .trackio import read_trackio, trace_rows
 
 # %% ../../../nbs/see/readers.ipynb #door0000
-_all_ = ['canonical_metric', 'find_columns', 'as_history', 'history_rows', 'rows_to_groups', 'filter_note',
-    'finite_values', 'reward_scale']
+_all_ = ['canonical_metric', 'find_columns', 'as_history', 'history_rows', 'rows_to_groups', 'finite_values',
+    'reward_scale']
 
 # %% ../../../nbs/see/readers.ipynb #7c1e5b01
 _KINDS = [   # the names that a record of this kind has, and how it becomes rows of a table
@@ -82,12 +82,11 @@ def _read_file(path, columns, reader=None):
     if reader: rows = _rows_by(reader, rows)
     made,left = table_rows(rows)
     name = 'standard input' if str(path)=='-' else path.name
-    if made==rows and _is_log(rows, columns):
-        rows,more = only_one_run([logged_row(o) for o in rows], name, log=True)
-        return mark_evaluations(rows),[],notes+more
-    made,more = only_one_run(made, name, log=False)
-    made,evaluations = without_evaluations(made, name)
-    return [],[made],notes+left+more+evaluations
+    log = made==rows and _is_log(rows, columns)
+    read,more = only_one_run([logged_row(o) for o in rows] if log else made, name, log)
+    read,evaluations = without_evaluations(read, name)
+    notes = notes+left+more+evaluations
+    return (read, [], notes) if log else ([], [read], notes)
 
 def _rows_by(reader, rows):
     "What a reader makes of the rows of a file. ValueError where it returns no list of dicts."
@@ -225,7 +224,7 @@ def _all_groups(tables, columns, notes):
     if uneven := sum(bool(o.pop('uneven', False)) for o in out):
         notes.append(f'{uneven} of {len(out)} groups have token lists that are missing, damaged or of '
             'unequal length; those are left out.')
-    notes += [o for o in (size_note(out), filter_note(out)) if o]
+    if sizes := size_note(out): notes.append(sizes)
     return out,weights
 
 # %% ../../../nbs/see/readers.ipynb #door0006

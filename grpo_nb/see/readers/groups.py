@@ -129,16 +129,6 @@ def _is_dead(advantages, rewards_equal, zero=1e-6, rounding=1e-3):
     return max(map(abs, advantages))<=(rounding if rewards_equal else zero)
 
 # %% ../../../nbs/see/readers/groups.ipynb #grp00012
-def filter_note(
-    groups:list,  # of the record
-)->str:           # '' where both tests agree
-    "How many dead groups a test on `std == 0` would have kept."
-    dead = [r for o in groups if len(r := finite_values(o['rewards']))>1 and max(r)-min(r)<=1e-6]
-    missed = sum(torch.tensor(r, dtype=torch.float32).std().item()!=0 for r in dead)   # as trainers do it
-    if not missed: return ''
-    return (f'{missed} of {len(dead)} dead groups would pass a filter on `std == 0`: their rewards are '
-        'equal, or differ by rounding alone.')
-
 def size_note(
     groups:list,  # of the record
 )->str:           # '' where they are of one size

@@ -19,7 +19,6 @@ from .verl import printed_rows as verl_rows
 # %% ../../../nbs/see/readers/table.ipynb #tbl00006
 _TABLES = '.jsonl','.json','.csv','.tsv'
 _TEXTS = '.log','.txt','.out',''   # text of any kind
-_BAR = re.compile(r'\A\s*\[\s*\d+/\d+ [^\]\n]*\]\s*\n')   # what a trainer shows in a notebook above its table
 
 def read_table(
     path:Path,  # of a file; '-' for standard input
@@ -34,7 +33,6 @@ def read_table(
         raise ValueError(f'{name} is no table that we read: give .jsonl, .json, .csv or .parquet, or what a '
             'run printed as .log or .txt')
     text,notes = _decoded(sys.stdin.buffer.read() if piped else path.read_bytes(), name)
-    text = _BAR.sub('', text)
     if not text.strip(): raise ValueError(f'{name} is empty')
     kind = path.suffix if path.suffix in _TABLES else _kind(text, name)
     read = {'.json':_json_rows, '.jsonl':_json_lines, 'printed':_printed}.get(kind, _separated)
@@ -68,17 +66,17 @@ def _kind(text, name):
     if _printed(text)[0]: return 'printed'
     if first.lstrip().startswith('{"'): return '.jsonl'
     columns = {k for v in COLUMN_ALIASES.values() for k in v}
-    names = {canonical_metric(o.strip('" \r')) for o in re.split('[,;\t]', first)}
+    names = {canonical_metric(o.strip('" \r')) for o in re.split('[,\t]', first)}
     if len(names)>1 and any(map(is_metric, names)) or len(names & columns)>1: return '.csv'
     raise ValueError(f"{name} has no metrics that we know: need lines such as {{'loss': 0.1, 'reward': 0.5}} "
         'as a trainer prints them, a CSV with its header, or JSON lines')
 
 def _separated(text, name):
-    "Rows of a CSV, and notes. Its separator is the most frequent of comma, tab and semicolon in its header."
+    "Rows of a table with tabs, where its header has one, or with commas; and notes."
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
     text = text.lstrip('\r\n')
     header = text.split('\n', 1)[0]
-    table = csv.DictReader(io.StringIO(text, newline=''), delimiter=max(',\t;', key=header.count))
+    table = csv.DictReader(io.StringIO(text, newline=''), delimiter='\t' if '\t' in header else ',')
     rows,notes = [*table],[]
     if not rows: raise ValueError(f'{name} has a header and no rows')
     if odd := sum(None in o.values() or any(o.get(None, ())) for o in rows):
@@ -110,8 +108,7 @@ def _json_rows(text, name):
     return rows,[f'{bad} entries are no rows and are left out.']*bool(bad)
 
 # %% ../../../nbs/see/readers/table.ipynb #tbl00009
-_RUN_COLUMNS = {*'''run run_name run_id experiment experiment_name exp_name trial trial_id job_id
-    model model_name variant arm'''.split()}
+_RUN_COLUMNS = 'run','run_id','run_name'
 
 def _runs_by_column(rows):
     "{run: its rows} of a table with columns such as `calm-sea-2 - train/reward`."
@@ -124,16 +121,10 @@ def _runs_by_column(rows):
         out[run] = [{k:v for k,v in o.items() if k in own or ' - ' not in k} for o in own_rows]
     return out
 
-def _runs_by_row(rows, log):
+def _runs_by_row(rows):
     "{run: its rows} of a table with a column that names the run."
-    names = column_names(rows)
-    telling = _RUN_COLUMNS | ({'seed','name'} if log else set())   # a row per run, or several
-    has_steps = any(canonical_metric(k)=='step' for k in names)
-    for k in names:
-        if k.lower() not in telling: continue
-        runs = groupby([o for o in rows if o.get(k) is not None], lambda o: str(o[k]))
-        if 1<len(runs) and (len(runs)<len(rows) or log and not has_steps): return runs
-    return {}
+    name = next((k for k in column_names(rows) if k.lower() in _RUN_COLUMNS), None)
+    return groupby([o for o in rows if o.get(name) is not None], lambda o: str(o[name])) if name else {}
 
 def only_one_run(
     rows:list,  # of a file
@@ -142,8 +133,8 @@ def only_one_run(
 )->tuple:       # (the rows of one run, notes)
     "The longest run of a table, of equals the last, without the columns of others."
     runs = _runs_by_column(rows) if log else {}
-    if len(runs)<2: runs = _runs_by_row(rows, log)
-    if not runs: return rows,[]
+    if len(runs)<2: runs = _runs_by_row(rows)
+    if len(runs)<2: return rows,[]
     longest = max(map(len, runs.values()))
     own = [k for k,o in runs.items() if len(o)==longest][-1]
     sizes = ', '.join(f'{k!r} ({len(o)} rows)' for k,o in [*runs.items()][:6])+' …'*(len(runs)>6)
@@ -158,18 +149,8 @@ def _is_evaluation(o):
     flags = {str(o.get(k)).lower() for k in ('is_eval','is_validation','is_test','eval','validate')}
     return bool(kinds & _EVALUATION or flags & {'true','1','1.0'})
 
-def mark_evaluations(
-    rows:list,  # of a log
-)->list:
-    "A log's rows; the metrics of rows of an evaluation begin with `eval_`."
-    def marked(o):
-        ours = {k:canonical_metric(str(k)) for k in o}
-        stays = ('step','epoch','eval')
-        return {k if v.startswith(stays) else f'eval_{v}':o[k] for k,v in ours.items()}
-    return [marked(o) if _is_evaluation(o) else o for o in rows]
-
 def without_evaluations(
-    rows:list,  # of rollouts
+    rows:list,  # of a log, or of rollouts
     name:str,   # of the file
 )->tuple:       # (rows, notes)
     "The rows of training, and a note on those of an evaluation; all of them where there are no others."
