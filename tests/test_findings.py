@@ -362,15 +362,11 @@ def case_ratio_always_1():
         dict(steps_per_generation=4, num_iterations=3, gradient_accumulation_steps=2),
         f'largest ratio 1 in {N} batches of 6 updates each, {1-mean(DIES):.0%} of the groups living', None)
 def case_learning_rate_too_large():
-    "Of the batch's clipped share, what is not the replayed tokens'; batches weigh as their fresh tokens do"
-    z,c,old = noisy(.2, .6, .02, 8),noisy(.4, .5, .02, 9),noisy(.6, .7, .02, 10)
-    dead,back = [8. if i%2 else 4. for i in range(N)],[4. if i%3 else 2. for i in range(N)]
-    lr = noisy(1e-3, 2e-3, 1e-5, 11)
-    f = [z[i]*back[i]/dead[i] for i in range(N)]
-    fresh = [(c[i]-f[i]*old[i])/(1-f[i]) for i in range(N)]
-    new = sum(max(0., min(1., x))*(1-g) for x,g in zip(fresh, f))/sum(1-g for g in f)
-    rows = log(reward=GOES, learning_rate=lr, clip_ratio__region_mean=c, replay__clip_frac=old,
-        replay__dead=dead, replay__replaced=back, frac_reward_zero_std=z)
+    "Where something was replayed the share of the freshly sampled tokens counts, elsewhere that of all."
+    c,lr = noisy(.4, .5, .02, 9),noisy(1e-3, 2e-3, 1e-5, 11)
+    fresh = [.3+.001*i if i%3 else None for i in range(N)]
+    new = mean([b if a is None else a for a,b in zip(fresh, c)])
+    rows = log(reward=GOES, learning_rate=lr, clip_ratio__region_mean=c, clip_ratio__fresh_mean=fresh)
     return (rows, (), {}, f"{new:.0%} of freshly sampled tokens clipped; {reward_words(GOES)}; "
         +course(lr, '.1e', 'learning_rate {}'), None)
 def case_learning_rate_too_large_without_replay():

@@ -482,7 +482,7 @@ def test_a_saved_folder_is_a_data_set_and_another_is_not(mine):
     with pytest.raises(FileNotFoundError, match='provided path is not a `Dataset`'):
         load_training_rows(TrlArguments(dataset=str(mine)))
 
-NOT_OWN = [(dict(prompt_column='prompt'), 'has no column `prompt`'),
+NOT_OWN = [(dict(prompt_column='prompt'), 'has no `prompt`'),
     (dict(reward=['no_such_room.gone']), 'no module')]
 
 @pytest.mark.parametrize('more,say', NOT_OWN)

