@@ -193,7 +193,7 @@ def test_commas_in_a_cell_are_no_separators(tmp_path):
 
 # ---- text without a telling name
 
-@pytest.mark.parametrize('head', ['step,reward', 'my column;Another;loss', 'prompt,completion,score'])
+@pytest.mark.parametrize('head', ['step,reward', 'my column,Another,loss', 'prompt,completion,score'])
 def test_a_table_is_known_by_a_metric_or_by_two_columns_of_rollouts(head):
     from grpo_nb.see.readers.table import _kind
     assert _kind(f'{head}\n1,2,3\n', 'a text')=='.csv'
