@@ -35,13 +35,13 @@ def study(
     raise ValueError(f'no study {which!r}: bakeoff, speedrun, replay, real or ladder')
 
 # %% ../nbs/reference/cli.ipynb #83891e65
-def _add(parser, name, p, says):
+def _add(parser, name, p, text):
     "Add `--name` for a parameter, or a positional argument; a flag needs no value, as in `--resume`."
     from fastcore.basics import str2bool
     kind = get_args(p.annotation)[0] if isinstance(p.annotation, UnionType) else p.annotation   # `int|None`
     many = get_args(kind)   # of `list[str]`
     if many: kind = many[0]
-    how = dict(help=says.replace('%', '%%'), nargs='+' if many else '?' if kind is bool else None,
+    how = dict(help=text.replace('%', '%%'), nargs='+' if many else '?' if kind is bool else None,
         type={bool:str2bool}.get(kind, kind))
     positional = p.default is Parameter.empty and p.kind!=Parameter.KEYWORD_ONLY
     if positional: return parser.add_argument(name, **how)
@@ -58,9 +58,9 @@ def function_parser(
     from fastcore.docments import docments
     parser = argparse.ArgumentParser(prog=prog, description=f.__doc__, allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    says = docments(f)
+    texts = docments(f)
     for name,p in signature(f).parameters.items():
-        if p.kind!=p.VAR_KEYWORD: _add(parser, name, p, (says[name] or '').strip())
+        if p.kind!=p.VAR_KEYWORD: _add(parser, name, p, (texts[name] or '').strip())
         elif name=='columns':
             for k,what in COLUMNS.items():
                 parser.add_argument(f'--{k}', help=what, default=argparse.SUPPRESS)
@@ -122,7 +122,7 @@ def _run(command, words):
 
 def _overview():
     print('usage: grpo_nb COMMAND [options]      more: grpo_nb COMMAND --help\n')
-    for k,(_,says) in COMMANDS.items(): print(f'  {k:<10}{says}')
+    for k,(_,text) in COMMANDS.items(): print(f'  {k:<10}{text}')
     if in_clone(): print('\nand, to build this clone: '+', '.join(DEV_COMMANDS))
 
 def _version():
@@ -144,7 +144,7 @@ def _open(path, columns, reader=None, metrics=None):
     return open_run(path, {k:v for k,v in columns.items() if v}, reader, _pairs(metrics))
 
 def _print_notes(run):
-    "What could not be read of a run, and what was assumed."
+    "Print the notes on a run: what of it is unread or assumed."
     from grpo_nb.parts.answers import escape_controls
     for note in run.notes: print(escape_controls(f'note: {note}'), file=sys.stderr)
 
@@ -175,7 +175,7 @@ def inspect(
     metrics:str|None=None, # of a log with other names: OURS=THEIRS, as reward=my/score,kl=drift
     **columns:str, # of a table of rollouts whose columns have other names: `COLUMNS`
 )->None:
-    "Write inspector.html beside what was recorded: every group, with a slider over the steps."
+    "Write inspector.html beside the record: every group, with a slider over the steps."
     from grpo_nb.inspector import write_inspector
     from grpo_nb.see.view import contents_line
     run = _open(folder, columns, reader, metrics)
@@ -203,7 +203,7 @@ def diagnose(
     if strict and found.faults: sys.exit(1)
 
 # %% ../nbs/reference/cli.ipynb #97c7d05f
-def _option(says, default=None, **more): return field(default=default, metadata=dict(help=says, **more))
+def _option(text, default=None, **more): return field(default=default, metadata=dict(help=text, **more))
 
 @dataclass
 class TrainArguments:
@@ -286,7 +286,7 @@ def train_command(
     notes = _notes(problems[0]['prompt'], tok, default, unknown_task, o.dataset in FEW_SHOT)
     for note in notes: print(f'note: {escape_controls(note)}')
     how = dict(eval_dataset=held_out if args.eval_steps else None)
-    # what is wrong is said before anything is measured
+    # errors come before any measurement
     try: check_prompts(net, tok, args, held_out, encode_prompts)
     except ValueError as e: raise ValueError(f'held-out problems: {e}') from None
     resolve_checkpoint(init_state(net, tok, problems, rewards, args, **how), o.resume or None)

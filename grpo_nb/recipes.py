@@ -69,7 +69,7 @@ def _pages(folder):
 def print_plan(
     r:TrlArguments,  # what to train and on what
     a:'GRPOConfig',  # the trainer's
-)->dict:             # what `batch_plan` says
+)->dict:             # the plan of `batch_plan`
     "Print what the batch amounts to."
     plan = batch_plan(a.num_generations, a.per_device_train_batch_size, a.gradient_accumulation_steps,
         r.num_processes or world_size(), a.steps_per_generation, num_iterations=a.num_iterations)
@@ -117,7 +117,7 @@ def train_trl(
     recipe:str|None=None,# one of `RECIPES`; its data, rewards and settings
     **settings:str|float|bool, # the same options by name
 )->'GRPOTrainer|dict|None': # the trained trainer; the plan with `dry_run`; None after several processes
-    """Train with TRL and replay on data and rewards of one's own, or by a recipe.
+    """Train with TRL and replay on your own data and rewards, or by a recipe.
 
     ValueError before anything is loaded for what is missing.
     """

@@ -167,7 +167,7 @@ def gym_score(
     text:str,    # the model's answer
     entry:dict,  # the problem
 )->float:        # 0 to 1
-    "What the gym's own judge says, in a process that ends where it takes too long; 0 then."
+    "The score by the gym's own judge, in a process that ends where it takes too long; 0 then."
     return float(_judge_of(os.getpid()).ask('gym', task, text, entry))
 
 def math_equal(
@@ -203,7 +203,7 @@ def judge_with_start(
     prompts:list|None=None, # N prompts
     completion_start:list|None=None, # N texts that the chat template has written of the answers
 )->list:                  # N of what `judge` returns
-    "What `judge` says of each completion: by itself or after the tags that its prompt opened, the better."
+    "Judge each completion by itself and after the tags that its prompt opened; the better counts."
     out = []
     for i,c in enumerate(completions):
         text,start = completion_text(c),completion_start[i] if completion_start else ''

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from fastcore.basics import partialler
-from .validate import require, prompt_error, is_int, source_row
+from .validate import require, validate_prompts, is_int, source_row
 from .files import as_utf8
 from .registry import TASKS, register, resolve
 from .answers import boxed
@@ -217,30 +217,22 @@ def _bad_answer(a):
     if not text or text.lower()=='nan': return 'is nan, no answer' if text else 'is empty'
     if '####' in text: return f'is {text[-30:]!r}: keep what follows the ####'
 
-def _row_error(i, o, prompt, answer):
-    "What is wrong with row `i`; '' where nothing is. Answers are looked at where `answer` names them."
-    if not isinstance(o, dict):
-        return f'row {i} is a {type(o).__name__}, each row needs to be an object with a field `{prompt}`'
-    if prompt not in o: return f"row {i} has no `{prompt}`, it has {', '.join(map(str, o)) or 'nothing'}"
-    p = o[prompt]
-    why = prompt_error(p)
-    mute = not why and not isinstance(p, str) and not str(p[-1].get('content') or '').strip()
-    if why or mute: return f"`{prompt}` of row {i} {why or 'ends on an empty message'}"
-    if answer and (why := _bad_answer(o.get(answer))): return f'`{answer}` of row {i} {why}'
-    return ''
-
 def _check_rows(rows, what, prompt, answer=None):
-    "ValueError for the first row that can't be trained on, with the number of such rows."
-    if all(isinstance(o, dict) and prompt not in o for o in rows):
-        has = list(map(str, rows[0]))
-        raise ValueError(f"{what} has no column `{prompt}`; it has {', '.join(has) or 'none'}: rename one"
-                         +(f", or name it: prompt='{has[0]}', --prompt_column {has[0]}" if has else ''))
-    if answer and not any(answer in o for o in rows if isinstance(o, dict)): answer = None
-    if bad := [why for i,o in enumerate(rows) if (why := _row_error(i, o, prompt, answer))]:
-        raise ValueError(f'{what}: {bad[0]} ({len(bad)} of {len(rows)} rows are bad): mend or drop them'
-                         +(', or give a reward of your own' if answer else ''))
-    if len({type(o[prompt]) for o in rows})>1:
-        raise ValueError(f'{what}: some prompts are text and some are messages: use one kind')
+    "ValueError for the first row that can't be trained on, with its number."
+    for i,o in enumerate(rows):
+        if not isinstance(o, dict):
+            raise ValueError(f'{what}: row {i} is a {type(o).__name__}, needs to be an object with a field '
+                f'`{prompt}`')
+        if prompt not in o:
+            has = ', '.join(map(str, o)) or 'nothing'
+            raise ValueError(f'{what}: row {i} has no `{prompt}`, it has {has}: rename a column, or name it, '
+                f'--prompt_column {next(iter(o), "NAME")}')
+    validate_prompts([o[prompt] for o in rows], f' of {what}')
+    if not answer or not any(answer in o for o in rows): return
+    if bad := [(i, why) for i,o in enumerate(rows) if (why := _bad_answer(o.get(answer)))]:
+        i,why = bad[0]
+        raise ValueError(f'{what}: `{answer}` of row {i} {why} ({len(bad)} of {len(rows)} rows are bad): '
+            'mend or drop them, or give a reward of your own')
 
 def _is_column(values):
     try: Dataset.from_dict(dict(column=values))

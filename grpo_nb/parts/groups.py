@@ -417,7 +417,7 @@ def _column(batch, k, x, packs, masks):
 @dataclass(slots=True, eq=False)
 class StoredGroup:
     "A stored group, as it was when it was drawn."
-    data:Any          # what was stored, most often a dict of `pack_groups`
+    data:Any          # the packed group, most often a dict of `pack_groups`
     score:float       # how much it has to teach, 0 or more
     step:int=0        # when it was made
     prompt_key:int|str|None=None # which prompt it answers: its row, on TRL a checksum of its tokens
@@ -429,7 +429,7 @@ class StoredGroup:
     rewards:list|None=None # (G,) of its answers, nan where there is none; None if they weren't given
 
     def to_record(self)->dict:
-        "What a record says of it."
+        "Its fields in a record."
         return {k:getattr(self, k) for k in ('id','step','age','uses','score','draw_prob','prompt_key')}
 
 # %% ../../nbs/parts/groups.ipynb #fadd5ae5
@@ -470,7 +470,7 @@ class ReplayCounts:
         drawn:list,     # of `StoredGroup`
         **counts:int,   # the other fields
     )->Self:
-        "With the ages and uses of what was drawn."
+        "Counts with the ages and uses of the drawn groups."
         ages = [e.age for e in drawn]
         return cls(**counts, drawn=len(drawn), ages=sum(ages), uses=sum(e.uses for e in drawn),
             oldest=max(ages, default=0))

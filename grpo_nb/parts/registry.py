@@ -169,7 +169,6 @@ def resolve(
             table.about[name] = table.about[same[0]] if same else {}
         return thing
     what = setting or getattr(table, 'setting', 'entry')
-    near = difflib.get_close_matches(str(name), table, 1)
-    meant = f' (did you mean {near[0]!r}?)' if near else ''
+    meant = did_you_mean(str(name), table)
     raise ValueError(f'no {what} {name!r}{meant}: choose one of {", ".join(sorted(table))} '
         f'or FILE.py:NAME, or register your own{hint}')

@@ -61,22 +61,6 @@ def run_state(
     from transformers import TrainerState
     return TrainerState(global_step=global_step, max_steps=max_steps, **more)
 
-# %% ../../nbs/parts/reward_calls.ipynb #ca110009
-def check_reward_call(
-    funcs:list,    # reward functions
-    n:int,         # completions
-    columns:dict,  # what else they are given: n values each, or None
-)->None:
-    "ValueError for what is no function, or a column that is not as long as the completions."
-    if not funcs: raise ValueError('no reward functions: pass one or more')
-    for f in funcs:
-        if not callable(f):
-            raise ValueError(f'{f!r:.60} is no function: pass functions, or load one with `load_reward`')
-    for k,v in columns.items():
-        if v is not None and len(v)!=n:
-            raise ValueError(f'`{k}` has {len(v)} values for {n} completions: repeat each value '
-                             'for every completion of its group')
-
 # %% ../../nbs/parts/reward_calls.ipynb #ca110010
 @contextmanager
 def keep_seed(
@@ -195,7 +179,7 @@ def compute_rewards(
     completion_ids:list|None=None, # N lists of token ids
     log:RewardLog|None=None,     # how far the run is; takes what the functions log
 )->Tensor:                       # (N, F) float32, nan where a function does not apply
-    """What each reward function says about each completion.
+    """The reward of each function for each completion.
 
     ValueError, naming the function and its file, when one raises or returns anything but N finite numbers
     or None, and for a logged column that has no value for each completion.
@@ -205,7 +189,7 @@ def compute_rewards(
     passed_otherwise = ('prompt','completion','completion_ids')
     given = {k:v for k,v in (columns or {}).items() if k not in passed_otherwise}
     given |= dict(prompts=prompts, completion_ids=completion_ids)
-    check_reward_call(funcs, n, given)
+    if not funcs: raise ValueError('no reward functions: pass one or more')
     given |= dict(completions=completions, trainer_state=log.state,   # as TRL gives them
                   log_extra=log.column, log_metric=log.metric)
     who = [describe_reward_func(f, name) for f,name in zip(funcs, reward_names(funcs))]

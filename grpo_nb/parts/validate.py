@@ -46,7 +46,9 @@ def prompt_error(
     def has_content(m): return m.get('content') is not None or m.get('tool_calls')
     whole = all(isinstance(m, dict) and isinstance(m.get('role'), str) and has_content(m) for m in p)
     if not whole: return 'has a message without `role` and `content`'
-    return "ends with the assistant's answer" if ends_answered(p) else ''
+    if ends_answered(p): return "ends with the assistant's answer"
+    asks = str(p[-1].get('content') or '').strip() or p[-1].get('tool_calls')
+    return '' if asks else 'ends on an empty message'
 
 def ends_answered(
     p:Any,  # a prompt
@@ -272,7 +274,7 @@ def validate_prompts(
     """Check the prompts, and return them.
 
     ValueError for the first that is missing or empty, ends with its answer, or has a message without role or
-    content.
+    content, and for text beside messages.
     """
     for i,p in zip(numbers or itertools.count(), prompts):
         why = prompt_error(p)
@@ -282,6 +284,8 @@ def validate_prompts(
                 "SFT: take it off, `ds.map(lambda o: dict(prompt=o['prompt'][:-1]))`")
         raise ValueError(f'row {i}{where} has the prompt {p!r:.200}: every row needs text or messages, '
             'and every message needs a `role` and a `content`; drop others by `dataset.filter`')
+    if len({isinstance(o, str) for o in prompts})>1:
+        raise ValueError(f'some prompts{where} are text and some are messages: use one kind')
     return prompts
 
 def source_row(
@@ -315,8 +319,6 @@ def validate_dataset(
     numbers = [source_row(dataset, i) for i in _looked_at(dataset, most)]
     prompts = validate_prompts(_prompts_of(dataset, most), numbers=numbers)
     if not hasattr(dataset, 'column_names'): _check_columns(dataset)
-    if len({isinstance(o, str) for o in prompts})>1:
-        raise ValueError('some prompts are text and some are messages: use one kind')
     return prompts
 
 # %% ../../nbs/parts/validate.ipynb #c0re0016

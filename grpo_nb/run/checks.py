@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 from torch import Tensor, nn
 from ..parts.corrections import warn_unless_clipped
-from ..parts.reward_calls import check_reward_call, check_reward_parameters
+from ..parts.reward_calls import check_reward_parameters
 from ..parts.sampling import check_lengths
 from grpo_nb.parts.validate import (
     Tokenizer, check_rendered, check_text_content, image_columns, opened_tag_warning, validate_dataset,
@@ -27,7 +27,7 @@ def check_train_args(
 )->None:
     "ValueError for what would go wrong after long work, a warning for a rate that never rises to its peak."
     if note := warmup_warning(args.warmup_steps, args.max_steps): warnings.warn(note)
-    check_reward_call(reward_funcs, 0, {})
+    if not reward_funcs: raise ValueError('no reward functions: pass one or more')
     if args.reward_weights is not None and len(args.reward_weights)!=len(reward_funcs):
         raise ValueError(f'{len(args.reward_weights)} reward_weights for {len(reward_funcs)} reward '
             'functions: give one each')

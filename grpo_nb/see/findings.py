@@ -54,7 +54,7 @@ class Findings(list):
         return '\n'.join([*lines, *map(str, self), *[self.missing_line]*bool(self.missing)])
     @property
     def missing_line(self)->str:
-        "What nothing was said of, in a line; '' where the record holds all."
+        "The subjects that are not in the record, in a line; '' where it holds all."
         if not self.missing: return ''
         named = '; name it with --metrics reward=NAME'*('reward' in self.missing)
         return f'not in this record, so nothing is said of it: {", ".join(self.missing)}{named}'
@@ -99,7 +99,7 @@ class RunColumns:
         self.rows,self.groups,self.settings = list(rows),list(groups),settings or {}
         self.names = {k for o in self.rows for k in o}
         self.steps = np.array([to_float(o.get('step', i)) for i,o in enumerate(self.rows)], dtype=float)
-        self.read = set()   # columns that somebody asked for
+        self.read = set()   # columns that a rule has read
 
     def raw(self, name:str, missing:float=0.)->np.ndarray:
         "A column with a value for each row."
@@ -510,17 +510,10 @@ def _ratio_one(r:RunColumns, m:np.ndarray, updates:int=2, living:float=.05)->str
 
 # %% ../../nbs/see/findings.ipynb #5c9f1920
 def _fresh_clip(r):
-    "Clip share of the tokens that were sampled for this batch."
-    c = r('clip_ratio/region_mean')
-    if not len(c): return 0.
-    if 'clip_ratio/fresh_mean' in r.names:   # logged where something was replayed
-        every,fresh = (r.raw(f'clip_ratio/{k}_mean', math.nan) for k in ('region','fresh'))
-        return float(np.nanmean(np.where(np.isfinite(fresh), fresh, every)))
-    if not {'replay/clip_frac',DEAD,'replay/dead'}<=r.names: return float(c.mean())
-    dead = np.maximum(r.raw('replay/dead'), 1)
-    f = np.clip(r.raw(DEAD)*r.raw('replay/replaced')/dead, 0, .99)
-    clip = r.raw('clip_ratio/region_mean')-f*r.raw('replay/clip_frac')
-    return float(np.average(np.clip(clip/(1-f), 0, 1), weights=1-f))
+    "Clip share of the tokens that were sampled for this batch; where nothing was replayed, that is of all."
+    every,fresh = (r.raw(f'clip_ratio/{k}_mean', math.nan) for k in ('region','fresh'))
+    clip = np.where(np.isfinite(fresh), fresh, every)
+    return float(np.nanmean(clip)) if np.isfinite(clip).any() else 0.
 
 def _young_clip(r:RunColumns, age:float=1.5)->float:
     "Clip share of tokens replayed one batch after they were sampled; 0 where there were none."

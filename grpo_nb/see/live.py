@@ -38,24 +38,14 @@ def npm_package(
         if not (home/'package').exists(): (Path(d)/'package').rename(home/'package')
     return home/'package'
 
-def copy_npm_package(
-    name:str,  # name@version
-    keep:list, # patterns of files in its `dist`
-    to:Path,   # a folder; it is made
-)->None:
-    "Copy a package's files, and its licence, into a folder."
-    package = npm_package(name)
-    found = [(f, f.relative_to(package/'dist')) for k in keep for f in sorted((package/'dist').glob(k))]
-    found += [(f, f.name) for f in sorted(package.glob('LICENSE*'))]
-    for f,at in found:
-        (to/at).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(f, to/at)
-
 def copy_jax(
     to:Path,   # a folder; it is made
 )->None:
-    "Copy jax-js into a folder, without what it keeps for graphics cards."
-    copy_npm_package(JAX, ['index.js', 'backend-*.js', 'rolldown-*.js'], to)
+    "Copy jax-js and its licence into a folder, without what it keeps for graphics cards."
+    kept = 'dist/index.js', 'dist/backend-*.js', 'dist/rolldown-*.js', 'LICENSE*'
+    found = [f for k in kept for f in sorted(npm_package(JAX).glob(k))]
+    to.mkdir(parents=True, exist_ok=True)
+    for f in found: shutil.copyfile(f, to/f.name)
 
 # %% ../../nbs/see/live.ipynb #85b1ee16
 def write_live(

@@ -114,7 +114,7 @@ class RunMonitor(TrainCallback):
         self.bar = self.progress_bar(s)
 
     def on_batch_end(self, s:TrainState, batch:TrainBatch)->None:
-        "Record the batch. OSError that says so where the disk is full."
+        "Record the batch. OSError that names a full disk."
         if not self.recorder: return
         try: record_batch(self.recorder, s, batch)
         except OSError as e:

@@ -54,10 +54,10 @@ def _indexed(name, control):
                              style=wide, continuous_update=True)
 
 # %% ../../nbs/see/widgets.ipynb #6097a48f
-def _frame(drawn, says):
+def _frame(drawn, caption):
     "What a drawing function returned at these settings, as HTML; ValueError for anything else."
     if isinstance(drawn, Figure):
-        return fig_svg(drawn).replace('aria-label="', f'aria-label="{escape(says)}. ', 1)
+        return fig_svg(drawn).replace('aria-label="', f'aria-label="{escape(caption)}. ', 1)
     if isinstance(drawn, str): return drawn
     raise ValueError(f'`draw` returned {type(drawn).__name__}: it needs to return a matplotlib figure or a '
                      'string of HTML')
@@ -72,7 +72,7 @@ def _own_names(html, prefix):
 _NARROW = dict(display='flex', flex_flow='row wrap', align_items='center')
 
 def _as_image(found):
-    "The SVG that was found, as an image on white: JupyterLab strips drawings from what was not run here."
+    "The SVG as an image on white: JupyterLab strips drawings from cells that were not run here."
     svg = found[0]
     label = re.search('aria-label="([^"]*)"', svg)
     if 'xmlns=' not in svg: svg = svg.replace('<svg', '<svg xmlns="http://www.w3.org/2000/svg"', 1)
@@ -113,8 +113,8 @@ def explore(
         if testing and sum(i!=s for i,s in zip(combo, start))>1: continue
         fig = draw(view(**{k:opts[k][i][1] for k,i in zip(opts, combo)}))
         if testing and any(drawn.values()) and isinstance(fig, Figure): continue
-        says = ', '.join(f'{handles[k].description} {opts[k][i][0]}' for k,i in zip(opts, combo))
-        drawn[combo] = _frame(fig, says)
+        caption = ', '.join(f'{handles[k].description} {opts[k][i][0]}' for k,i in zip(opts, combo))
+        drawn[combo] = _frame(fig, caption)
         if combo==start: still = fig_png(fig) if isinstance(fig, Figure) else fig
     body = _pile(list(handles.values()), drawn)   # made first: widgets are named in the order they are made
     res = Explorer([W.Box([*handles.values()], layout=_NARROW), body])

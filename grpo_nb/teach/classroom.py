@@ -255,8 +255,8 @@ def same(
         raise AssertionError(f'it returns shape {tuple(t.shape)}, needs {tuple(want.shape)}')
     def near(x): return bool(((t-_tensor(x)).abs()<=eps).all())
     if near(want): return
-    for says,wrong in (mistakes or {}).items():
-        if _tensor(wrong).shape==t.shape and near(wrong): raise AssertionError(says)
+    for sentence,wrong in (mistakes or {}).items():
+        if _tensor(wrong).shape==t.shape and near(wrong): raise AssertionError(sentence)
     if t.isnan().any(): raise AssertionError('there is nan in what it returns')
     raise AssertionError(f'it gives {_shown(t)}; wanted {_shown(want)}')
 
