@@ -118,19 +118,7 @@ def test_each_reason_for_a_dead_group_is_named():
     r = torch.tensor([[0.]*3, [1.]*3, [.5]*3, [.7,.7,.7+1e-7], [nan,nan,1.], [0.,1.,1.], [nan,0.,0.]])
     assert dead_reason(r)==['all-wrong','all-right','equal','float-noise','unscored',None,'all-wrong']
 
-@pytest.mark.parametrize(
-    'p,G,want',
-    [
-        (0.5, 8, 0.0078),
-        (0.3, 8, 0.058),
-        (0.2, 8, 0.17),
-        (0.1, 8, 0.43),
-        (0.05, 8, 0.66),
-        (0.01, 8, 0.92),
-        (0.1, 16, 0.19),
-        (0.1, 4, 0.66),
-    ],
-)
+@pytest.mark.parametrize('p,G,want', [(.5, 8, .0078), (.1, 8, .43), (.01, 8, .92), (.1, 16, .19)])
 def test_the_waste_arithmetic(p, G, want):
     assert abs(expected_dead_frac(p, G)-want)<.006
     draws = (torch.rand(20000, G, generator=gen())<p).float()

@@ -211,14 +211,6 @@ def test_the_demo_measures_trains_and_leaves_its_folder(tmp_path, capsys):
     out = capsys.readouterr().out
     assert 'before:' in out and 'after:' in out and 'jupyter lab' in out
 
-def test_bench_writes_its_table_and_prints_it(tmp_path, capsys):
-    main(['bench','--only','buffer','--quick','--out',str(tmp_path/'speed.csv'),'--disable_tqdm'])
-    out = capsys.readouterr().out
-    lines = (tmp_path/'speed.csv').read_text().splitlines()
-    assert (len(lines) >= 5 and lines[0].startswith('run,part,case,arm')
-            and [o for o in lines[1:] if not o.startswith('1,buffer,')]==[])
-    assert 'buffer' in out and 'speed.csv' in out
-
 # ---- one run, one diagnosis
 
 def test_the_last_word_of_a_run_is_that_of_its_report_and_of_diagnose(mine, capsys):

@@ -41,14 +41,6 @@ def test_no_page_tells_of_the_machine_that_built_it(site):
         text = f.read_text(encoding='utf-8')
         for o in (str(ROOT), str(Path.home())+'/', 'site-packages/'): assert o not in text, (f.name, o)
 
-def test_names_and_calls_in_prose_lead_to_the_cell_that_defines_them(site):
-    tensors = (site/'parts/tensors.html').read_text(encoding='utf-8')
-    widgets = (site/'see/widgets.html').read_text(encoding='utf-8')
-    assert 'id="masked_mean"' in tensors
-    assert re.search(r'<a [^>]*href="#masked_mean"[^>]*><code', tensors)
-    assert re.search(r'<a [^>]*href="#explore"[^>]*><code[^>]*><span class="pre">explore\(', widgets)
-    assert re.search(r'href="parts/groups.html#\w+"', (site/'advantages.html').read_text(encoding='utf-8'))
-
 def test_a_page_leads_to_its_notebook_and_to_what_comes_first(site):
     text = (site/'loss.html').read_text(encoding='utf-8')
     for o in ('lab/tree/nbs/10_loss.ipynb', 'edit/main/nbs/10_loss.ipynb',
@@ -223,20 +215,6 @@ def test_a_table_is_stored_in_short_with_every_cell_in_its_place(index):
     page = df._repr_html_()
     short = short_table(page)
     assert cells(short)==cells(page) and short_table(short)==short and len(short)<.6*len(page)
-
-def test_links_are_kept_whichever_widget_is_met_last():
-    from grpo_nb.dev.site import shown_widgets, _STATE, _VIEW
-    a,b,c,l = ('0a'*16, '0b'*16, '0c'*16, '0d'*16)
-    model = lambda name, **s: dict(model_name=name, state=s)
-    ref = 'IPY_MODEL_'.__add__
-    for kids in ([a,b,c],[c,a,b],[b,c,a]):
-        state = {a: model('BoxModel', children=[ref(o) for o in kids if o != a]),
-                 b: model('StackModel', layout=ref(c)), c: model('LayoutModel', base=ref(a)),
-                 l: model('LinkModel', source=[ref(a), 'index'], target=[ref(b), 'index'])}
-        nb = dict(metadata=dict(widgets={_STATE: dict(state=state)}),
-                  cells=[dict(outputs=[dict(data={_VIEW: dict(model_id=a)})])])
-        shown_widgets(nb)
-        assert 'LinkModel' in [o['model_name'] for o in nb['metadata']['widgets'][_STATE]['state'].values()]
 
 def test_a_faulty_notebook_fails_the_check_with_its_name_and_cell():
     code = lambda s, *o: dict(cell_type='code', source=s, outputs=list(o))

@@ -191,13 +191,6 @@ def test_finished_rows_leave_the_batch(monkeypatch):
     assert len(work)==len(alive) and work==sorted(work, reverse=True)
     assert [(w,a) for w,a in zip(work, alive) if not (a<=w<=a/.87+1)]==[]
 
-def test_what_a_row_said_stays_with_it_when_others_leave():
-    model,kw = sharp(),dict(eos_token_id=[1,2,3,4], temperature=1.5, repetition_penalty=4.)
-    want = generate_loop(model, *some_prompts(), 8, 16, generator=seeded(2), **kw)
-    assert want.completion_mask.sum(-1).min()<6<12<want.completion_mask.sum(-1).max()   # some leave early
-    got = generate(model, *some_prompts(), 8, 16, generator=seeded(2), **kw)
-    assert torch.equal(got.completion_ids, want.completion_ids)
-
 def test_the_mask_holds_the_first_end_token_and_nothing_behind_it():
     model = sharp()
     ids,mask = some_prompts()
@@ -238,13 +231,6 @@ def test_the_model_is_in_eval_mode_while_it_samples_and_as_before_afterwards():
             assert not any(m.training for m in model.modules())
             1/0
     assert [m.training for m in model.modules()]==before
-
-def test_rollouts_can_be_trained_on():
-    "Nothing in them is an inference tensor, and generation leaves no gradient behind."
-    model = sharp()
-    r = generate(model, *some_prompts(), 2, 5, generator=seeded())
-    assert not any(v.is_inference() or v.requires_grad for v in r.tensors().values())
-    model(input_ids=r.completion_ids.flatten(0, 1)).logits.sum().backward()
 
 def test_changed_weights_are_seen_at_once():
     model = sharp()

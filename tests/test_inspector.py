@@ -98,10 +98,6 @@ def test_nothing_older_than_the_limit_comes_in(run, limit):
     assert all(n['age']<=limit and n['age']==k[0]-n['step'] for k,n in new.items())
     assert (len(new)==0)==(limit==0)
 
-def test_uses_count_how_often_a_group_came_back(run):
-    new = came(what_if(run, buffer_size=3))
-    for k,n in new.items(): assert n['uses']==sum(m['id']==n['id'] and at<=k for at,m in new.items())
-
 def test_tolerance_decides_who_is_dead(tmp_path):
     r = torch.tensor([[0., .05], [0., 1.], [.1+8e-9, .1], [1., 1.], [0., 0.], [.5, .5]])
     Recorder(tmp_path).write_groups(1, group_rows(1, list('abcdef'), ['x'] * 12, r,

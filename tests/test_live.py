@@ -564,48 +564,6 @@ def test_a_fork_is_equal_to_the_last_bit_until_the_one_thing_that_is_changed(ope
     assert got['rate']['by']==by and got['rate']['rates']==[4e-4, 4e-4]
     assert nothing['rates']==[2e-4, 1e-4]
 
-@pytest.mark.weekly
-def test_another_run_has_the_seed_that_was_typed_or_the_next_one(opened, small):
-    pg = opened(small)
-    pg.locator('#train:not([disabled])').wait_for()
-    for knob in ('#rate', '#buffer'):
-        pg.locator(knob).focus()
-        pg.keyboard.press('ArrowRight')
-    pg.fill('#seed', '12')
-    pg.click('#train')                                            # nothing was begun: it is run 12
-    assert 'the first batch' in pg.inner_text('#status')
-    _batches(pg, 1)
-    labels = lambda: [o.get_attribute('aria-label') for o in _column(pg, 0).all()]
-    first = labels()
-    assert pg.inner_text('#again')=='Another run, seed 13'
-    pg.click('#train')
-    assert 'paused' not in pg.inner_text('#status')               # a batch is still being made
-    pg.locator('text=of 40 batches, paused').wait_for()
-    _column(pg, 0).nth(3).click()
-    pg.get_by_role('button', name='next batch').click()
-    pg.click('#again')
-    assert pg.input_value('#seed')=='13' and 'its eight tries' in pg.inner_text('#panel .where')
-    assert pg.get_by_role('button', name='next batch').count()==0  # of a group that is gone
-    _batches(pg, 1)
-    assert labels()!=first
-    pg.fill('#seed', '12')
-    assert pg.inner_text('#again')=='Another run, seed 12'
-    pg.click('#again')
-    pg.locator('.ghosts').wait_for()
-    assert pg.input_value('#seed')=='12' and pg.said==[]
-    link = pg.url
-    assert link.endswith('?seed=12&rate=0.00025&buffer=72')
-    pg.close()
-    other = opened(link)                                          # another reader sees the same run
-    other.locator('#train:not([disabled])').wait_for()
-    other.fill('#question', '9 - 1 - 1')                          # what is asked leaves the draws as they are
-    other.click('#ask button')
-    other.click('#train')
-    _batches(other, 1)
-    assert [o.get_attribute('aria-label') for o in _column(other, 0).all()]==first and other.url==link
-    said = [other.text_content(f'#{o}-says') for o in ('rate','buffer')]
-    assert said==['0.00025','72'] and other.input_value('#seed')=='12' and other.said==[]
-
 def test_an_address_gives_task_and_knobs_and_what_is_none_is_ignored(opened):
     usual,words = ['right','8','none'],['words','7','right','4','none']
     length,senseless = ['length','16','sqrt'],'?task=x&seed=-1&rate=9&buffer=2.5&reward=gold&G=3&scale='
@@ -757,14 +715,6 @@ def test_a_batch_is_forked_by_keyboard_and_both_futures_are_drawn(trained):
     pg.click('#train')
     pg.locator('#status', has_text='paused').wait_for()
     assert pg.inner_text('#apart').startswith('After 1 batch and after each batch up to ')
-
-def test_switched_off_nothing_is_replaced(opened, small):
-    pg = opened(small)
-    pg.locator('#train:not([disabled])').wait_for()
-    pg.uncheck('#replay')
-    pg.click('#train')
-    _batches(pg, 2)
-    assert pg.locator('.map .s5, .map .s6').count()==0<pg.locator('.map .s2, .map .s3').count()
 
 @pytest.mark.weekly
 def test_two_runs_side_by_side_meet_the_same_words(opened):

@@ -3,7 +3,6 @@ import pytest, torch
 from types import SimpleNamespace
 from grpo_nb.run.history import _one_text_share
 from grpo_nb.run.reading import read_run
-from grpo_nb.see.findings import diagnose_rows
 
 def rollouts(*groups):
     "Token ids of each answer, padded with 0"
@@ -20,18 +19,6 @@ def test_the_share_by_hand():
     junk.completion_ids = torch.cat([junk.completion_ids, torch.tensor([[[1], [2]]])], -1)
     junk.completion_mask = torch.cat([junk.completion_mask, torch.zeros(1, 2, 1, dtype=torch.bool)], -1)
     assert _one_text_share(junk)==1.   # what stands behind the end says nothing
-
-@pytest.mark.parametrize('one,words', [(.9, 'raise temperature'), (.1, 'grade it')])
-def test_the_doctor_reads_it_where_no_texts_are_on_record(one, words):
-    rows = [dict(step=i, reward=.3, frac_reward_zero_std=1., frac_one_text=one) for i in range(12)]
-    f = diagnose_rows(rows)[0]
-    assert f.name=='all-equal' and words in f.remedy and f'{one:.0%} of all groups' in f.evidence
-
-@pytest.mark.parametrize('one,words', [(.48, 'raise temperature'), (.44, 'grade it')])
-def test_it_is_a_collapse_where_more_than_half_of_the_dead_are_one_text(one, words):
-    rows = [dict(step=i, reward=.3, frac_reward_zero_std=.92, frac_one_text=one) for i in range(12)]
-    f = diagnose_rows(rows)[0]
-    assert f.name=='all-equal' and words in f.remedy and f'{one:.0%} of all groups' in f.evidence
 
 def shares(run):
     by = {}

@@ -384,63 +384,29 @@ def test_after_a_crash_in_the_first_batch_the_same_command_trains(mine):
     with pytest.raises(ValueError, match='of an earlier run.*or resume with resume=auto$'): own(mine)
 
 OWN = """
-from grpo_nb.replay import Replay
 seen = []
 def echo(n, seed=0, split='train'):
     return [dict(prompt=f'{i} + {int(split=="train")} =', answer=str(i)) for i in range(min(n, 12))]
-class Mine(Replay):
-    name = 'mine'
-    def process_batch(self, *args, **more):
-        seen.append('strategy')
-        return super().process_batch(*args, **more)
 def oldest(entries, now):
     seen.append('priority')
     return [float(e is entries[0]) for e in entries]
-def plain(logps, old_logps, A, mask):
-    seen.append('loss')
-    return A*logps
-def raw(rewards):
-    seen.append('advantage')
-    return rewards-rewards.nanmean(1, keepdim=True)
 def paid(completions, **kw):   # the first group is dead
     return [float(i>3 and i%2) for i in range(len(completions))]
-def log(rows): return [dict(step=o['t'], reward=o['r'], loss=o['l']) for o in rows]
 """
 
-def test_a_thing_of_each_kind_in_one_file_runs_in_both_trainers_or_is_refused_in_a_sentence(tmp_path, capsys):
-    from grpo_nb.cli import main
-    from grpo_nb.parts.registry import REGISTRIES
+def test_ones_own_task_and_priority_run_on_trl_and_what_only_our_trainer_has_is_refused(tmp_path):
+    "In our trainer a file of one's own is in test_trainer."
+    from grpo_nb.parts.registry import PRIORITIES, REGISTRIES
     (tmp_path/'own.py').write_text(OWN)
     f = f'{tmp_path}/own.py'
-    def used(*names):
-        "What was called of these, in whatever module the file became; forgotten then"
-        specs = {f'{f}:{n}' for n in names}
-        things = [o for r in REGISTRIES.values() for k,o in r.entries.items() if k in specs]
-        logs = [vars(o).get('process_batch', o).__globals__['seen'] for o in things]
-        out = {o for log in logs for o in log}
-        for o in logs: o.clear()
-        return out
     try:
-        main(f'train --dataset {f}:echo --reward {f}:paid --strategy {f}:Mine --loss_type {f}:plain '
-            f'--advantages {f}:raw --replay_priority {f}:oldest --output_dir {tmp_path}/a --max_steps 4 '
-            '--eval_problems 2 --generation_batch_size 16 --num_generations 4 --steps_per_generation 2 '
-            '--max_completion_length 4 --disable_tqdm True'.split())
-        assert used('Mine','plain','raw','oldest')=={'strategy','loss','advantage','priority'}
         t = train_trl(dataset=f'{f}:echo', replay_priority=f'{f}:oldest',
             **dict(reward=[f'{f}:paid'], output_dir=str(tmp_path/'b'))|FAST)
-        assert used('oldest')=={'priority'} and len(t.train_dataset)==12
+        assert PRIORITIES[f'{f}:oldest'].__globals__['seen'] and len(t.train_dataset)==12
         for option,says in dict(strategy='run in `grpo_nb train`', advantages='run in `grpo_nb train`',
                 loss_type='Unknown loss type').items():
             with pytest.raises(ValueError, match=says):
-                train_trl(dataset=f'{f}:echo', output_dir=str(tmp_path/'c'), **{option:f'{f}:raw'}|FAST)
-        with pytest.raises(TypeError, match='unexpected keyword argument'):
-            train_trl(dataset=f'{f}:plain', **FAST)
-        rows = [dict(t=i, r=.1*i, l=float('nan') if i>5 else .1) for i in range(9)]
-        (tmp_path/'log.jsonl').write_text('\n'.join(map(json.dumps, rows)))
-        capsys.readouterr()
-        main(['diagnose', f'{tmp_path}/log.jsonl', '--reader', f'{f}:log'])
-        assert 'since step 6' in capsys.readouterr().out
-        with pytest.raises(SystemExit): main(['diagnose', f'{tmp_path}/log.jsonl', '--reader', f'{f}:paid'])
+                train_trl(dataset=f'{f}:echo', output_dir=str(tmp_path/'c'), **{option:f'{f}:paid'}|FAST)
     finally:
         for r in REGISTRIES.values():
             for name in [o for o in r.entries if f in o]: del r.entries[name]

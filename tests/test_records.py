@@ -5,7 +5,7 @@ import numpy as np, pytest, torch
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from grpo_nb.run.reading import read_run
 from grpo_nb.run.record import (
-    GROUP_FIELDS, Recorder, as_text, dataset_info, group_rows, ratio_hists, to_jsonable, to_jsonl,
+    GROUP_FIELDS, RATIO_EDGES, Recorder, as_text, dataset_info, group_rows, ratio_hists, to_jsonable, to_jsonl,
     token_fields)
 from another import elsewhere
 
@@ -116,6 +116,8 @@ def test_ratio_histogram_equals_a_loop():
     g = torch.Generator().manual_seed(0)
     ratio,mask = (torch.randn(3, 4, 9, generator=g)*.5).exp(),torch.rand(3, 4, 9, generator=g)<.7
     ratio[0,0,:3] = torch.tensor([0., 1e9, 1.])
+    ratio[1].view(-1)[:14],mask[1] = torch.tensor(RATIO_EDGES[1:-1]),True   # on an edge: in the bin above it
+    assert RATIO_EDGES==sorted(RATIO_EDGES) and (RATIO_EDGES[0], RATIO_EDGES[-1])==(1/4, 4)
     for b,h in enumerate(ratio_hists(ratio, mask)):
         want = [0]*15
         for x in ratio[b][mask[b]].tolist():
@@ -159,6 +161,7 @@ def test_the_record_of_another_run_is_not_gone_on_with(run):
 
 def test_a_record_without_a_limit_of_its_own_or_a_last_step_may_have_100_mb(tmp_path):
     rec = Recorder(tmp_path)
+    assert rec.size==0
     rec.size = 99_999_999
     assert rec.records_step(1)
     rec.size += 1

@@ -31,11 +31,3 @@ def test_a_run_in_progress_or_with_little_in_it_still_has_a_page(tmp_path):
         '{"step": 1, "loss": "oh"}\n{"step": 2, "loss": null, "kl": 0.0}\nbroken\n'
     )
     assert 'line 3 is damaged' in str(Opened(write_report(tmp_path/'d').read_text()).head['notes'])
-
-COUNTED = [('grpo_nb', '600 tokens sampled'), ('trl', '600 tokens, prompts included'), (None, '600 tokens')]
-@pytest.mark.parametrize('trainer,says', COUNTED)
-def test_tokens_are_called_what_they_are(trainer, says, tmp_path):
-    "TRL's `num_tokens` counts prompts too."
-    rec = Recorder(tmp_path, settings=dict(trainer=trainer) if trainer else {})
-    for s in (1, 2): rec.log(dict(step=s, num_tokens=300.*s, frac_reward_zero_std=.5))
-    assert says in Opened(write_report(tmp_path).read_text()).head['about']

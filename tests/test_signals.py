@@ -76,24 +76,6 @@ def test_a_pool_ends_with_its_block():
         with mp.get_context('fork').Pool(2) as p: assert p.map(abs, [-1, 2])==[1, 2]
         assert not stop
 
-def run(code, sig=signal.SIGINT):
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    p = subprocess.Popen([sys.executable, '-c', code], **pipes)
-    p.stdout.readline()
-    p.send_signal(sig)
-    return *p.communicate(timeout=300),p.returncode
-
-@pytest.mark.processes
-def test_an_interrupted_program_says_one_line():
-    "Also one that is still importing."
-    code = ('import signal, time\nfrom grpo_nb import cli\n'
-            # a shell's background job ignores Ctrl-C
-            'signal.signal(signal.SIGINT, signal.default_int_handler)\n'
-            'def work(name, words): print("x", flush=True); time.sleep(900)\n'
-            'cli._run = work\ncli.main(["demo"])')
-    out,err,rc = run(code)
-    assert (err.strip(), rc)==('grpo_nb demo: stopped; nothing more was written', 130)
-
 @pytest.mark.processes
 def test_ctrl_c_again_and_again_ends_a_command_in_one_line_and_no_stack():
     code = ('import atexit, signal, time\nfrom grpo_nb import cli\n'

@@ -69,17 +69,6 @@ def test_a_newcomers_text_is_found_where_it_was_born(run):
         at = o.stored()[o.by()[run.steps.index(row['step']),row['group']]]['at']
         assert o.texts(at[0])[at[1]]['completions']==row['replacement']['completions']
 
-def test_the_buffer_holds_the_best_groups_seen(run):
-    "By a plain loop: after each step the best 16, newest first among equals"
-    o,seen = Opened(pack_run(run)),[]
-    for s,(step,rows) in enumerate(run.by_step.items()):
-        seen += [(r['score'], step, r['group']) for r in rows if r['id'] is not None]
-        best = {x[1:] for x in sorted(seen, reverse=True)[:16]}
-        here = {(e['step'], e['at'][1]) for e in o.stored() if e['at'] and e['at'][0] <= s
-                and (e['out'] is None or e['out'] > s)}
-        assert here==best
-    assert o.head['versions'][0]['size']==16
-
 def test_what_does_not_fit_is_left_out_and_said(run):
     o = Opened(pack_run(run, budget=1))
     assert sum(o.texts(s) is not None for s in range(o.S))<o.S or o.head['per_block']>=o.S

@@ -185,42 +185,25 @@ def recount_cells(table, page, cells=None):
     others = [1.]*(len(every)*len(plan['claims'])-len(out))
     return {k:(*o, p) for (k,o),p in zip(out.items(), stepwise([o[2] for o in out.values()]+others))}
 
-def by_the_other_half(runs, arms, seeds):
-    "seed -> the arm and rate that is best on the other half of the seeds; ties go to the first row"
-    out = {}
-    for mine in (seeds[:len(seeds)//2], seeds[len(seeds)//2:]):
-        best = None
-        for arm in arms:
-            for rate,o in sorted(runs[arm].items()):
-                if set(o)<set(seeds): continue
-                mean = sum(o[s] for s in seeds if s not in mine)
-                if best is None or mean>best[0]: best = mean,arm,rate
-        for s in mine: out[s] = best[1:]
-    return out
+def recount_why(table, page, rank=None, cells=None):
+    """The contrasts of the experiments that ask why: name -> (difference, half its interval, p, Holm's p)
 
-def recount_reuse(table, page):
-    "Per cell: gain of stored3 and stored6 over the best without a buffer, and stored6 at half its tokens"
+    `rank`: the first or the second rate of each cell only; `cells`: only these; None: runs are missing.
+    """
     plan = registered(page)
-    seeds,runs,out = plan['seeds']['main'],runs_of(table, plan['seeds']['main']),{}
-    with open_table(table) as f:
-        curves = {(o['regime'], o['arm'], float(o['learning_rate']), int(o['seed'])):json.loads(o['curve'])
-            for o in csv.DictReader(f)}
-    free = ['plain','mu2','mu3','big3']
-    for cell,arms in runs.items():
-        def mean(which):
-            return sum(arms[a][l][s] for s,(a,l) in by_the_other_half(arms, which, seeds).items())/len(seeds)
-        gains = [mean(['stored3'])-mean(free), mean(['stored6'])-mean([*free,'mu6','big6'])]
-        mine,best = (by_the_other_half(arms, o, seeds) for o in (['stored6'], [*free,'mu6','big6']))
-        total,half = 0,plan['definitions']['families'][cell]['budget']/2
+    seeds,runs,number = plan['seeds']['main'],runs_of(table, plan['seeds']['main']),{}
+    for arm in plan['arms']['main']:
         for s in seeds:
-            curve = curves[cell, *mine[s], s]
-            for a,b in zip(curve, curve[1:]):
-                if a['tokens']<=half<=b['tokens']:
-                    there = (half-a['tokens'])/(b['tokens']-a['tokens'])
-                    at = a['pass1']+there*(b['pass1']-a['pass1'])
-            total += at-curves[cell, *best[s], s][-1]['pass1']
-        out[cell] = [*gains, total/len(seeds)]
-    return out
+            each = [runs.get(c, {}).get(arm, {}).get(l, {}).get(s) for c in cells or plan['rates']
+                for l in (plan['rates'][c] if rank is None else [plan['rates'][c][rank]])]
+            if None in each: return None
+            number[arm,s] = sum(each)/len(each)
+    out = {}
+    for name,weights in plan['contrasts'].items():
+        d = [sum(w*number[a,s] for a,w in weights.items()) for s in seeds]
+        mean,error = sum(d)/len(d),spread(d)
+        out[name] = mean,t.ppf(.975, len(d)-1)*error,2*t.sf(abs(mean)/error, len(d)-1)
+    return {k:(*o, h) for (k,o),h in zip(out.items(), stepwise([o[2] for o in out.values()]))}
 
 if __name__=='__main__':
     usual = 'nbs/studies/rows/replay_study.csv','nbs/studies/registration.qmd'

@@ -7,18 +7,15 @@ import grpo_nb.studies.real_study as rt
 from grpo_nb.studies.real_study import real_claims, real_jobs, real_plan, real_run
 import grpo_nb.studies.stacked as sr
 from grpo_nb.studies.replay_study import (
-    USES, claims, planned, registration, replay_study, run_stack, say, tables, tuned)
+    USES, claims, planned, registration, run_stack, say, tables, tuned)
 from grpo_nb.studies.stacked import (
     END, FAMILIES, MAKERS, PAD, SHAPE, BatchUse, Shelf, assemble, encode, factor, is_right, problems,
     to_tensors)
-from grpo_nb.studies.study import read_rows, run_study, stamp
+from grpo_nb.studies.study import read_rows
 from recount_study import recount_real
 from made_study import bare, one_thread, untaught   # noqa: F401  fixtures
-from notebook_code import defined_in
 
 pytestmark = pytest.mark.studies
-
-FIRST = defined_in('studies/first_study')
 
 PAGE = Path(__file__).parents[2]/'nbs'/'studies'/'registration.qmd'
 def ids(*texts, width=12):
@@ -248,8 +245,6 @@ def test_page_and_code_agree_and_a_moved_definition_is_refused(tmp_path):
         ('"measure"', '"measured"', r'lacks measure; `definitions\(arms, families\)` is what'),
         ('"copies_both": {', '"copys_both": {', 'has the arm copys_both; here there are plain, plain_16'),
         ('"stored_clip - mu3": "+"', '"stored_clip": "+"', 'predicts nothing for stored_clip - mu3: '),
-        ('"sorting": {', '"sortin": {', 'has the family sortin; here there are adding, sorting'),
-        ('"points": 8', '"points": 8, "size": "2M"', 'has the size 2M; here there are 0.2M, 1M, 3M'),
         ('"points": 8', '"points": 8,,', 'is no JSON: ')):
         assert a in PAGE.read_text()
         (tmp_path/'p.qmd').write_text(PAGE.read_text().replace(a, b))
@@ -333,51 +328,6 @@ def test_other_code_counts_the_same_claims_from_the_stored_rows(page):
             found += 1
     assert found>=6 or page!='registration'   # the main table is whole
 
-def cost_by_hand(rows, arm, steps, share, family):
-    "Mean over seeds of the areas' difference, one point after another: no function of the package."
-    def way(curve, until):
-        x,y = zip(*((o['tokens'], o['pass1']) for o in json.loads(curve)))
-        until = min(until, x[-1])
-        total = 0.
-        for (a,p),(b,q) in zip(zip(x, y), zip(x[1:], y[1:])):
-            if a>=until: break
-            if b>until: b,q = until,p+(q-p)*(until-a)/(b-a)
-            total += (b-a)*(p+q)/2
-        return total/until
-    here = rows[rows.regime==family]
-    mine,plain = (dict(here.loc[here.arm==k, ['seed','curve']].values) for k in (arm, 'plain'))
-    budget = min(json.loads(c)[-1]['tokens'] for c in plain.values())
-    left = budget/(share+(1-share)*steps)
-    return sum(way(mine[s], left)-way(plain[s], budget) for s in plain)/len(plain)
-
-@pytest.fixture(scope='module')
-def both_tables():
-    plan = registration(PAGE)
-    rows = tables(read_rows(PAGE.parent/'rows'/'replay_study.csv'), plan)['both together'][0]
-    return plan,rows,{a:FIRST.break_even(rows, a) for a in ('mu3','stored_clip')}
-
-def test_at_equal_cost_three_steps_leave_fewer_tokens(both_tables):
-    _,rows,even = both_tables
-    for arm,steps,share in (('mu3', 3, .5), ('stored_clip', 3, .9), ('replay_both', 1, .5), ('mu3', 3, 1.)):
-        got = FIRST.at_cost(rows, arm, share)
-        for f in sr.FOUR:
-            assert got.loc[f, 'diff']==pytest.approx(cost_by_hand(rows, arm, steps, share, f), abs=2e-5)
-    for f,at in even['mu3'].items():
-        before,there = (cost_by_hand(rows, 'mu3', 3, g, f) for g in (at-.01, at))
-        assert before<0<=there
-
-def test_rows_made_again_are_the_same_and_a_changed_digit_is_named(tmp_path, capsys):
-    job = dict(regime='reversing', arm='plain', seed=2000, learning_rate=1e-4, source='',
-        settings='{"budget": 1500, "points": 1}')   # a seed of no table
-    f = tmp_path/'replay_study.csv'
-    run_study(run_stack, [job], f, stamp(registered=registration(PAGE)['hash']))
-    again = dict(what='main', folder=str(tmp_path), page=str(PAGE), repeat=1)
-    replay_study(**again)
-    assert 'True' in capsys.readouterr().out
-    d = pd.read_csv(f, dtype=str, keep_default_na=False)
-    d.assign(pass1='0.5').to_csv(f, index=False)
-    with pytest.raises(ValueError, match='came out differently'): replay_study(**again)
-
 def test_the_rate_is_the_best_mean_of_its_family_and_only_of_complete_tries():
     plan = registration(PAGE)
     d = pd.concat([made(plan, ['plain','mu3'], plan['seeds']['rates'], l) for l in plan['rates']])
@@ -387,16 +337,6 @@ def test_the_rate_is_the_best_mean_of_its_family_and_only_of_complete_tries():
     assert best['adding','plain']==max(plan['rates']) and best['sorting','plain']==min(plan['rates'])
     fewer = tuned(d[(d.arm!='mu3')|(d.seed!=1000)|(d.regime!='adding')], plan)
     assert ('adding','mu3') in best and ('adding','mu3') not in fewer and ('sorting','mu3') in fewer
-
-@pytest.mark.parametrize('end', ['_rates',''])
-@pytest.mark.parametrize('page', STUDIES)
-def test_stored_rows_are_registered_ones(page, end):
-    plan,_,df = stored(page, end)
-    assert set(df.registered)=={plan['hash']}
-    assert not df.duplicated(['regime', 'arm', 'seed', 'learning_rate']).any()
-    seeds = plan['seeds']['rates'] if end else plan['seeds']['main']+plan['seeds'].get('again', [])
-    d = plan['definitions']
-    assert set(df.seed)<=set(seeds) and set(df.regime)<=set(d['families']) and set(df.arm)<=set(d['arms'])
 
 # ---- the study of the pretrained model
 

@@ -18,9 +18,6 @@ from notebook_code import defined_in
 pytestmark = pytest.mark.studies
 
 PAGE_OF,ROOM = defined_in('studies/reuse_results'),defined_in('studies/stacked', 'grpo_nb.studies.stacked')
-CHAPTER = defined_in('14_replay_study')
-best_of,looks,regret,regrets,slope,threshold,with_half = (getattr(PAGE_OF, k) for k in
-    ('best_of','looks','regret','regrets','slope','threshold','with_half'))
 
 def stacked(arm, **settings):
     o = dict(budget=700, points=2)|settings
@@ -297,48 +294,12 @@ def test_the_stored_table_is_whole_and_other_code_counts_its_claims(study):
     for o,t in zip(rs.claims(rows, plan).itertuples(), theirs, strict=True):
         assert [o.arm, o.baseline]==[*t[:2]] and [o.diff, o.half, o.p, o.holm]==pytest.approx(t[2:], abs=2e-5)
 
-def test_other_code_counts_the_same_gains_and_halves_in_the_stored_rows(study):
-    from recount_study import recount_reuse
-    plan,df,_ = study
-    theirs = recount_reuse(ROOT/'nbs'/'studies'/'rows'/'reuse_study.csv', PAGE)
-    sets = dict(stored3=['stored3'], stored6=['stored6'], free3=FREE, free6=[*FREE,'mu6','big6'])
-    cell = at_best(df, plan, sets, 'cell').groupby(['regime','arm']).best.mean().unstack()
-    half = with_half(df, plan, 'stored6', sets['free6'])['diff']
-    assert set(theirs)==set(cell.index)
-    for c,t in theirs.items():
-        ours = cell.stored3[c]-cell.free3[c],cell.stored6[c]-cell.free6[c],half[c]
-        assert [*map(float, ours)]==pytest.approx(t, abs=2e-5), c
-
-def test_other_code_counts_the_same_roads(study):
-    "C: means over tasks of span and of area at the best rate, and each step up with its interval"
-    from recount_reuse import ROADS, recount_roads
-    plan,df,_ = study
-    theirs = recount_roads()
-    best = at_best(df, plan, {a:[a] for a in plan['arms']['main']})
-    for name,d in (('span', spans(df, plan)), ('best', best)):
-        means,apart = theirs[name]
-        assert d.groupby('arm')[name].mean().to_dict()==pytest.approx(means, abs=2e-5)
-        ours = over_regimes(d, ROADS, name)
-        for o in ours.itertuples():
-            assert (o.diff, o.half)==pytest.approx(apart[o.arm, o.baseline], abs=2e-5), (o.arm, o.baseline)
-
-def test_other_code_counts_the_same_slopes_and_regrets(study):
-    "B: both predictors, alone and beside the other; the rule at three costs, with both of them"
-    from recount_reuse import recount_gains, recount_looks, recount_regrets, recount_slope, task_of
-    plan,df,look = study
-    seen,gains,x = recount_looks(),recount_gains(),looks(look)
-    for c,(fall,wrong) in seen.items(): assert (x.fall[c], x.wrong[c])==pytest.approx((fall, wrong), abs=1e-9)
-    both = {k:{c:o[i] for c,o in seen.items()} for i,k in enumerate(('fall','wrong'))}
-    for i in (0, 1):
-        y = {c:o[i] for c,o in gains.items()}
-        for k,other in (('fall','wrong'), ('wrong','fall')):
-            for beside in (None, both[other]):
-                o = slope(both[k], y, beside)
-                want = recount_slope(both[k], y, task_of(plan), beside)
-                assert (o['slope'], o['half'])==pytest.approx(want)
-    for k,v in both.items():
-        for g in (.5, .75, .9):
-            assert [*regrets(df, plan, v, g).values()]==pytest.approx(recount_regrets(v, g), abs=2e-5), (k, g)
+def test_the_look_is_the_mean_over_the_seeds_of_its_stored_rows(study):
+    look,x = study[2],PAGE_OF.looks(study[2])
+    for cell,rows in look.groupby('regime'):
+        curves = [json.loads(o) for o in rows.curve]
+        fall = [o[0]['several']-o[-1]['several'] for o in curves]
+        assert (x.fall[cell], x.wrong[cell])==pytest.approx((sum(fall)/len(fall), rows.wrong.mean()))
 
 FREE = ['plain','mu2','mu3','big3']
 BY_TASK = [('stored3','mu3'), ('stored3','big3'), ('stored6','mu6'), ('stored6','big6'),
@@ -373,30 +334,3 @@ def shown(page):
 def test_whoever_speaks_of_replay_quotes_the_same_numbers(counted):
     k = BY_TASK[4]
     for page in PAGES: assert counted['span'][k] in words(page) and counted['best'][k] in shown(page), page
-
-@pytest.fixture(scope='module')
-def kept(study):
-    "Every way minus plain GRPO at plain GRPO's best rate, and at twice that rate, as the chapter has it"
-    return {times:CHAPTER.switched(study[1], study[0], times) for times in (1, 2)}
-
-def test_other_code_counts_the_same_at_the_rate_one_has(study, kept):
-    "Each half of the seeds at the rate that was best for plain GRPO on the other half"
-    plan,df,_ = study
-    a = df[df.error==''].set_index(['regime','arm','learning_rate','seed']).area
-    halves,gains = (range(500, 504), range(504, 508)),{}
-    for times in (1, 2):
-        for cell in plan['definitions']['families']:
-            plain = a[cell,'plain'].unstack('seed')
-            for mine,others in (halves, halves[::-1]):
-                rate = plain[list(others)].mean(axis=1).idxmax()
-                at = a.index.get_level_values('learning_rate')
-                near = a[(abs(at/rate/times-1)<1e-6)]
-                for arm in CHAPTER.SWITCHES:
-                    one,two = (near.xs(k, level='arm')[cell].droplevel('learning_rate')[list(mine)]
-                        for k in (arm, 'plain'))
-                    gains.setdefault((times, arm), {}).setdefault(cell, []).extend(one-two)
-    for (times,arm),by_cell in gains.items():
-        row = kept[times].loc[arm]
-        mean = {c:sum(v)/8 for c,v in by_cell.items()}
-        assert row['cells above']==f'{sum(v>0 for v in mean.values())} of 16'
-        assert float(row['minus plain GRPO'].split()[0])==pytest.approx(sum(mean.values())/16, abs=6e-4)

@@ -3,7 +3,7 @@ import pytest, torch
 from grpo_nb.studies.replay_study import USES, contrasts, registration
 from grpo_nb.studies.stacked import Runs, Shelf, assemble, completion_logps, factor
 from grpo_nb.studies.study import read_rows
-from recount_reuse import recount_why
+from recount_study import recount_why
 
 pytestmark = pytest.mark.studies
 
