@@ -5,8 +5,8 @@ import numpy as np, pytest, torch
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from grpo_nb.run.reading import read_run
 from grpo_nb.run.record import (
-    GROUP_FIELDS, RATIO_EDGES, Recorder, as_text, dataset_info, group_rows, ratio_hists, to_jsonable, to_jsonl,
-    token_fields)
+    GROUP_FIELDS, RATIO_EDGES, Recorder, as_text, dataset_info, group_rows, ratio_hists, to_jsonable,
+    to_jsonl, token_fields)
 from another import elsewhere
 
 def rows_of(step, B=4, G=3, **kw):
