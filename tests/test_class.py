@@ -226,12 +226,9 @@ def test_a_field_of_a_plan_is_filled_from_three_words_on():
         assert open_fields(plan(text))==list(classroom.FIELDS)*is_open, text
 
 @pytest.mark.parametrize('got,want,says', [
-    ([1.]*6, [2.]*6, 'it gives 1, 1, 1, 1, 1, 1; wanted 2, 2, 2, 2, 2, 2'),
-    ([1/3]*7, [2.]*7, f'it gives {"0.3333, "*6}…; wanted {"2, "*6}…'),
     ([1., 2.], [1.], 'it returns shape (2,), needs (1,)'),
     ('x', [1.], 'it returns a str, which is no tensor'),
-    (None, [1.], 'it returns None: is its last line a `return`?'),
-    ([float('nan')], [1.], 'there is nan in what it returns'), ([2.], [1.], 'it is doubled')])
+    (None, [1.], 'it returns None: is its last line a `return`?'), ([2.], [1.], 'it is doubled')])
 def test_a_number_that_is_wrong_is_shown_beside_the_right_one(got, want, says):
     mistakes = {'it is doubled':[2.], 'of another shape':[[2.]]} if got==[2.] else {}
     with pytest.raises(AssertionError, match=f'^{re.escape(says)}$'): same(got, want, mistakes)

@@ -46,11 +46,9 @@ def test_xml_credit_follows_the_rule_on_random_texts():
 
 ANSWERS = [(GOOD, [.5,0.,.5,.5,2.]), (GOOD[:-1], [.5+.001-.001*len(GOOD[:-1]),0.,0.,.5,2.]),
            ('4', [0.,0.,0.,.5,2.]), ('', [0.,0.,0.,0.,0.]),
-           ('<think>x</think> <answer>4</answer>', [0.,.5,0.,.5,2.]),
            (' <think>x</think><answer>4</answer>', [0.,0.,0.,.5,2.]),
            ('<think>x</think><answer>5</answer> and more', [0.,.5,0.,.5,0.]),
-           (GOOD.replace('4', '-4'), [.5,0.,.5,0.,0.]), (GOOD.replace('4', '4.0'), [.5,0.,.5,0.,0.]),
-           (GOOD+'abc', [.5-.003-.003,0.,0.,.5,2.]), (GOOD.replace('x', 'x\ny'), [.5,0.,0.,.5,2.])]
+           (GOOD.replace('4', '-4'), [.5,0.,.5,0.,0.]), (GOOD.replace('x', 'x\ny'), [.5,0.,0.,.5,2.])]
 
 @pytest.mark.parametrize('text,want', ANSWERS)
 def test_gsm8k_rewards_to_the_digit(text, want):

@@ -22,7 +22,7 @@ COMBINATIONS = {
     'neighbours': ['torch==2.13.*','transformers==5.20.1','trl==1.14.1','datasets==5.0.1'],
     'packages': ['torch==2.13.*'],
     'newest': []}
-FILES = '''checkpoints generation grpo_with_replay_buffer launch loss parity recipes rollouts tiny_qwen
+FILES = '''checkpoints generation grpo_with_replay_buffer loss parity recipes rollouts tiny_qwen
     trainer trainer_input trl_defects trl_faults trl_options trl_own_suite trl_ranks trl_record trl_resume
     trl_sharded trl_stored'''
 FIELDS = '''combination python torch transformers trl passed failed skipped demo notebooks files names
