@@ -74,8 +74,8 @@ def multi_reward_advantages(
     given = dict(scale=scale, eps=eps)
     A = f(summed, **{k: given[k] for k in given.keys() & parameter_names(f)})
     if not isinstance(A, Tensor) or A.shape!=summed.shape or not A.isfinite().all():
-        seen = f'shape {tuple(A.shape)}, not all finite' if isinstance(A, Tensor) else type(A).__name__
+        returned = f'shape {tuple(A.shape)}, not all finite' if isinstance(A, Tensor) else type(A).__name__
         name = getattr(f, '__name__', f)
-        raise ValueError(f'advantages `{name}` returned {seen}: return finite numbers of '
+        raise ValueError(f'advantages `{name}` returned {returned}: return finite numbers of '
                          f'shape {tuple(summed.shape)}, 0 where a reward is nan')
     return A

@@ -55,8 +55,8 @@ def reward_summary(
     per = r.nanmean(1)
     per = per[~per.isnan()].tolist()
     if not per: return dict(has_rewards=False, mean=None, low=None, high=None, n=0, binary=False)
-    seen = r[~r.isnan()]
-    binary = bool(((seen==0)|(seen==1)).all())
+    judged = r[~r.isnan()]
+    binary = bool(((judged==0)|(judged==1)).all())
     mean,half = mean_ci(per)
     if len(per)==1: half = math.inf
     wilson = binary and (r.shape[1]==1 or half<1e-9)

@@ -6,8 +6,6 @@
 __all__ = ['GRPOWithReplayBufferTrainer', 'GRPOWithReplayBufferConfig', 'ReplayBuffer', 'checkpoint_error', 'last_checkpoint']
 
 # %% ../nbs/16_grpo_with_replay_buffer.ipynb #a7066335
-import functools
-from typing import Any
 import torch
 from fastcore.basics import patch
 from trl import GRPOTrainer
@@ -17,15 +15,12 @@ from .replay import ReplayBuffer
 from .run.checkpoints import checkpoint_error, last_checkpoint
 from .on_trl.base import RunOnTRL
 from .on_trl.batch_record import begin_batch, is_text, log_counts
-from .on_trl.checks import check_arguments, check_loss, check_prompts
+from .on_trl.checks import check_loss
 from .on_trl.config import GRPOWithReplayBufferConfig
-from .on_trl.distributed import BatchInfo, DrawResult, ShardedBuffer
-from .on_trl.replayed import CheckedForward, ReplayedRatios, refresh_ref_logps
-from .on_trl.resume import Resume
-from .on_trl.rewards import CheckedRewards
+from .on_trl.distributed import BatchInfo, DrawResult
+from .on_trl.replayed import refresh_ref_logps
 from .on_trl.rows import PROMPT_COMPLETION_COLUMNS, IMAGE_COLUMNS, TrlRows, row_format
-from .on_trl.scaled_steps import ScaledSteps, live_share
-from .on_trl.trl_api import check_trl_api
+from .on_trl.scaled_steps import live_share
 
 # %% ../nbs/16_grpo_with_replay_buffer.ipynb #451c6228
 _all_ = ['GRPOWithReplayBufferConfig', 'ReplayBuffer', 'checkpoint_error', 'last_checkpoint']
@@ -40,25 +35,7 @@ class GRPOWithReplayBufferTrainer(RunOnTRL):
     Source: the idea is TRL pull request 4060; the correction of the ratio is PPO's, arXiv 1707.06347.
     """
     _name,_tag_names = 'GRPO with replay buffer',['trl','grpo','grpo_nb','replay-buffer']
-    config_class = GRPOWithReplayBufferConfig
     _loss_inputs = None  # of the loss, while it runs
-
-    @functools.wraps(GRPOTrainer.__init__)
-    def __init__(self, *args:Any, **kwargs:Any):
-        given,prompts,fingerprint = check_arguments(self.config_class, args, kwargs)
-        super().__init__(**given)
-        check_trl_api(self)
-        check_prompts(self, prompts)
-        self.rewards = CheckedRewards(self, prompts[0] if prompts else [])
-        self.forward = CheckedForward(self)
-        self.ratios = ReplayedRatios(self)
-        self.resume = Resume(self, fingerprint)
-        from grpo_nb.on_trl.record import RecordCallback   # with the verdict, which a config does not need
-        self.record = RecordCallback(self)
-        self.scale = ScaledSteps(self)
-        for part in (self.record, *([self.scale] if self.args.scale_lr_by_alive!='none' else [])):
-            self.add_callback(part)
-        self.reset_buffer(self.args.buffer_is_shared)
 
     # ---- sample, judge: fewer prompts where the buffer gives the rest
     def _generate_and_score_completions(self, inputs):
@@ -82,26 +59,23 @@ class GRPOWithReplayBufferTrainer(RunOnTRL):
         with self.timed('logps'): out = self.forward.score(f, model, ids, mask, T, *args, **kwargs)
         if self._loss_inputs is not None:   # it runs inside the loss
             self._fill_loss_inputs(self._loss_inputs, out[0].detach())
-            self._loss_inputs |= dict(logps=out[0].detach(), entropies=out[1])
         return out
 
     def _compute_loss(self, model, inputs):
         if 'live_share' in inputs: self.scale.shares.append(inputs['live_share'].item())
         if 'replay_row' not in inputs: return check_loss(super()._compute_loss(model, inputs), self)
         x = self._loss_inputs = dict(inputs)
-        first_pass = self.batch and not self.batch.has_logps[x['replay_row']].all()
         try: loss = check_loss(super()._compute_loss(model, x), self)
         finally: self._loss_inputs = None
         self.ratios.count_clipped(x)
-        if first_pass: self.notify('on_minibatch_end', batch=self.batch, minibatch=x)
         if self.batch and self.batch.complete: self.finish_batch()
         return loss
 
 # %% ../nbs/16_grpo_with_replay_buffer.ipynb #9e27fb0e
 @patch
 def update_with_replay_buffer(self:GRPOWithReplayBufferTrainer,
-    batch:dict, inputs:list,  # TRL's, with places for what was not sampled; a dict per sampled row
-)->dict:          # what is trained on
+    batch:dict, inputs:list,  # TRL's, with places for groups not sampled; a dict per sampled row
+)->dict:          # the batch to train on
     "TRL's `batch` with zero-variance groups replaced; living ones are stored once their log-probs are known."
     rows = self.rows_of(batch)
     fresh = rows.to('cpu')
@@ -152,9 +126,9 @@ def _flag_rows(self:GRPOWithReplayBufferTrainer, rows, drawn):
 
 @patch
 def track_rows(self:GRPOWithReplayBufferTrainer,
-    batch:dict,  # what is trained on
+    batch:dict,  # the batch to train on
 )->dict:         # with a number for each row, which travels through TRL's shuffle
-    "Number the rows, and note what is trained on."
+    "Number the rows, and note the batch to train on."
     A = batch['advantages']
     batch.setdefault('replay_row', torch.arange(len(A), device=A.device))
     self.batch.start(self.rows_of(batch))
@@ -187,41 +161,3 @@ def _fill_loss_inputs(self:GRPOWithReplayBufferTrainer, x, logps):
         stored = x['replay_old_logps'].to(logps.dtype)
         x['old_per_token_logps'] = torch.where(x['replayed'][:,None], stored, logps)
     if 'replayed' in x: self.ratios.note(x, logps)
-
-# %% ../nbs/16_grpo_with_replay_buffer.ipynb #finishbt
-@patch
-def finish_batch(self:GRPOWithReplayBufferTrainer)->None:
-    "Store the living groups, now with log-probs; callbacks with an `on_batch_end` are handed the batch."
-    b = self.batch
-    if b is None or b.trained is None or b.finished: return
-    b.finished = True
-    logps = b.logps.cpu()
-    for id,at,group in b.uncommitted if b.complete else ():
-        real = torch.arange(logps.shape[1])<group['lengths'][:,None]
-        self.buffer.commit(id, group|dict(old_per_token_logps=logps[at:at+len(real)][real]))
-    self.notify('on_batch_end', batch=b)
-
-# %% ../nbs/16_grpo_with_replay_buffer.ipynb #256d0fdd
-@patch
-def make_buffer(self:GRPOWithReplayBufferTrainer,
-    size:int,       # groups
-    **options:Any,  # of `ReplayBuffer`
-)->ReplayBuffer:
-    "The buffer of this run; a subclass may make one of its own."
-    return ReplayBuffer(size, **options)
-
-@patch
-def reset_buffer(self:GRPOWithReplayBufferTrainer,
-    shared:bool,  # one for all processes?
-)->None:
-    "Begin with an empty buffer."
-    a = self.args
-    size,seed = a.replay_buffer_size*(a.world_size if shared else 1),a.seed+(0 if shared else a.process_index)
-    buffer = self.make_buffer(size, seed=seed, **a.buffer_options())
-    self.buffer = ShardedBuffer(buffer, None, self.num_generations, not shared, a.replay_same_prompt_first)
-    self.ratios.sums = {}
-
-@patch(as_prop=True)
-def replay_buffer(self:GRPOWithReplayBufferTrainer)->ReplayBuffer:
-    "What is stored; `buffer`, which holds it, draws for all processes alike."
-    return self.buffer.index

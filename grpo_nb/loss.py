@@ -77,7 +77,7 @@ def token_objective(
 def policy_loss(
     x:LossInputs,                          # a batch of groups, or a part of one
     settings:LossSettings=LossSettings(),  # which loss, and its options
-)->LossOutput:                             # `loss`, and what was computed on the way
+)->LossOutput:                             # `loss`, and its intermediate values
     """Clipped policy-gradient loss of a batch of groups, with `beta` times the KL to the reference.
 
     ValueError for inputs that do not fit together or are missing, and for an unknown loss or level.

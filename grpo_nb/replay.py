@@ -82,7 +82,7 @@ def decay_with_age(
 class ReplayBuffer(GroupStorage):
     """The best `max_size` groups seen, drawn in proportion to a priority.
 
-    `add` stores, `sample_entries` gives entries and `sample` what was stored: without replacement, or with
+    `add` stores, `sample_entries` gives entries and `sample` their groups: without replacement, or with
     it for more than there are. Among equals the newest stays. A group that weighs 0 is gone.
     Source: TRL pull request 4060 for score and draw; the other options are ours.
     """
@@ -133,7 +133,7 @@ def add(self:ReplayBuffer,
     data:list,     # n things to store, most often dicts of CPU tensors
     step:int=0,    # the optimizer step at which they were made
     keys:list|None=None, rewards:list|None=None, # prompt keys and rewards, for priorities
-)->list:           # n ids, None for what was not kept
+)->list:           # n ids, None for a group not kept
     "Store the best, in memory of their own. ValueError for scores that are not finite or below 0."
     n = len(data)
     scores = check_scores(scores, data, keys=keys, rewards=rewards)
@@ -144,11 +144,11 @@ def add(self:ReplayBuffer,
     self.next_id += n
     self.evict_expired(step)
     if len(self)>self.max_size: self.evict(len(self)-self.max_size)
-    self.evicted = [i for i in self.evicted if i not in ids]   # what is not kept never came in
-    kept = {e.id for e in self.entries[-n:]}
+    self.evicted = [i for i in self.evicted if i not in ids]   # a group that is not kept was never stored
+    kept_ids = {e.id for e in self.entries[-n:]}
     for e in new:
-        if e.id in kept: e.data = own_memory(e.data)
-    return [e.id if e.id in kept else None for e in new]
+        if e.id in kept_ids: e.data = own_memory(e.data)
+    return [e.id if e.id in kept_ids else None for e in new]
 
 @patch
 def evict(self:ReplayBuffer,
@@ -176,9 +176,9 @@ def sample_entries(self:ReplayBuffer,
     for key in keys or [None]*n:
         if not left: break
         same = [e for e in left if e.prompt_key==key] if key is not None else []
-        found = self.pick(same) or self.pick(left)
-        if not found: break
-        e,p = found
+        choice = self.pick(same) or self.pick(left)
+        if not choice: break
+        e,p = choice
         e.uses += 1
         e.drawn += 1
         if not replacement: left.remove(e)

@@ -489,9 +489,7 @@ def stop_at(t, n):
 
 def train(t, micro, grads, **kw):
     "Train, and put down micro-batches with weights and loss, and gradients of the optimizer's steps."
-    from grpo_nb.on_trl.token_terms import TokenTermsCallback
     from transformers import TrainerCallback
-    t.add_callback(TokenTermsCallback(t))
     inner = t._compute_loss
     def loss(model, x):
         micro.append(NS(weights=weights_of(t.model), rows=x['replay_row'].tolist(), step=t.state.global_step))
@@ -631,11 +629,10 @@ class OnTRL:
         c,how = self.c,self.how
         rows = [(batch[r//G].prompt_ids, batch[r//G].comps[r%G]) for r in m.rows]
         pairs = self.plain.at(m.weights)(rows, c.temperature)
-        cut,answers,m.keeps = leaves(pairs),[],[]
+        cut,answers = leaves(pairs),[]
         for (lp,H),r in zip(cut, m.rows):
             o,i = batch[r//G],r%G
             k = torch.tensor(o.counts[i]) if o.in_loss else torch.zeros(len(lp), dtype=torch.bool)
-            m.keeps.append(k)
             old = lp.detach() if self.aligned and not o.replayed else o.old[i]
             ref = o.ref[i]
             answers.append(Answer(lp[k], H[k], old[k], o.A[i], o.replayed, True, ref[k] if ref is not None
@@ -647,13 +644,12 @@ class OnTRL:
         H,n_open = P.bonus(answers, how)
         m.policy = float(loss)*(1 if c.loss in ('dapo','cispo','vespo') else ga)
         coef = self.coef if not c.adaptive or self.last<=c.adaptive else 0.
-        m.coef = coef
         if coef: loss = loss-coef*H/ga
         if loss.requires_grad: loss.backward()
         m.H = float(H)*n_open,n_open
         m.grad = pull_back(self.plain.model, pairs, cut)
         close(m.loss, float(loss), f'loss of a micro-batch at step {m.step}')
-        m.answers,m.tokens,m.divisors,m.total,m.cut = answers,tokens,weights,float(loss),cut
+        m.answers,m.total = answers,float(loss)
         return self.metrics(answers)
 
     def away_from_rounding(self, answers):
@@ -802,38 +798,3 @@ class OnTRL:
                 close(place['ratios'], r, f'{name}: ratios', tol=6e-4)
                 olds = [recorded(a.old.tolist(), k) for a,k in zip(mine, o.counts)]
                 if not o.replayed: close(row['logps'], olds, f'{name}: logps', tol=6e-4)
-            self.terms(place['terms'], [of[b*G+i] for i in range(G)], micro, mine, r, o.counts, name)
-
-    def terms(self, told, where, micro, mine, r, counts, name):
-        c,how = self.c,self.how
-        marks,terms,shares,weights,losses = [],[],[],[],[]
-        for m,i in where:
-            a,x,w,open_ = m.answers[i],m.tokens[i],m.divisors[i],P.most_open(m.answers, how)[i]
-            step = [o for o in micro if o.step==m.step]
-            def pull(o): return [[0.]*len(lp) if lp.grad is None
-                else ((lp.grad*(1-lp.detach().exp()))**2).tolist() for lp,_ in o.cut]
-            all_ = sum(sum(map(sum, pull(o))) for o in step)
-            here = [v for v,k in zip(pull(m)[i], m.keeps[i].tolist()) if k]
-            shares.append([v/all_ for v in here] if all_>1e-10 else None)   # else it is rounding alone
-            losses.append(sum(o.total for o in step))
-            if not len(a):
-                for o in (marks, terms): o.append([])
-                weights.append(0.)
-                continue
-            per = m.coef/c.accumulate/max(1, m.H[1])
-            terms.append((w*x.detach()-per*a.entropy.detach()*open_).tolist())
-            weights.append(w)
-            s,h = P.seen_by_clip(a, how)
-            f = [(1 if v>1 else -1) if o else 0 for v,o in zip(s, h)]
-            if c.loss=='cispo': f = [v+2*k for v,k in zip(f, P.capped(a, how))]
-            marks.append(f*len(a) if len(f)==1 else f)
-        close(told['loss'], losses, f'{name}: loss of a step')
-        own = told['by'][c.loss]
-        def of_tokens(lists): return [recorded(*o) for o in zip(lists, counts)]
-        for k,v in dict(term=of_tokens(terms), weight=weights, clip=of_tokens(marks)).items():
-            close(own[k], v, f'{name}: {k} of the tokens')
-        for got,want,k in zip(own['share'], shares, counts):
-            if want is not None: close(got, recorded(want, k), f'{name}: share of the tokens', rel=1e-3)
-        close(told['ratio'], r, f'{name}: ratio of the tokens')
-        close(told['policy'], of_tokens([a.logps.tolist() for a in mine]), f'{name}: policy', tol=1e-4)
-        close(told['old'], of_tokens([a.old.tolist() for a in mine]), f'{name}: old', tol=1e-4)

@@ -185,7 +185,7 @@ DEAD2 = dict(dead=[True,True,False,False])
 def test_rows_leave_with_their_group_whether_it_was_asked_for_or_came_for_a_dead_one():
     _,buf = buffers(max_uses=1)
     took(buf, 0)
-    t = took(buf, 1, asked=(0,), **DEAD2)
+    t = took(buf, 1, unsampled=(0,), **DEAD2)
     assert t.slots==[0, 1] and not {e.id for e in t.drawn} & {e.id for e in buf.index}
     assert [held_rows(buf, e.id) for e in buf.index]==[4]*4
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import demo_runs
 from grpo_nb.dev.site import readme_md
-from grpo_nb.research.comparison import COMPARED, compared_settings, run_seed
+from grpo_nb.research.comparison import WAYS, way_settings, run_seed
 from grpo_nb.studies.study import machine
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,10 +97,10 @@ def test_the_command_gives_what_the_table_says(seed, size, tmp_path):
     if o := told.get(demo_runs.key(new)): assert [new[k] for k in NUMBERS]==[o[k] for k in NUMBERS]
 
 @pytest.mark.slow
-@pytest.mark.parametrize('way', COMPARED)
+@pytest.mark.parametrize('way', WAYS)
 def test_a_line_of_the_figure_is_what_the_comparison_gives(way):
     "On another machine only a line's beginning is nearly the same."
     old = next(o for o in stored('demo_compare.csv') if (o['arm'], o['seed'])==(way, '0'))
-    new = run_seed(compared_settings(way, 0), 0, min_word_len=6, max_word_len=8)
+    new = run_seed(way_settings(way, 0), 0, min_word_len=6, max_word_len=8)
     if old['machine']==machine(): assert json.loads(new['curve'])==json.loads(old['curve'])
     assert abs(new['pass1_before']-float(old['pass1_before']))<.05

@@ -1,6 +1,5 @@
 "What one token adds to the loss: the terms by other roads, in a record, and the update that followed."
 import json
-from pathlib import Path
 import pytest, torch
 from browsing import CONTRAST, RULES, axe_errors
 from grpo_nb.advantages import group_advantages
@@ -17,7 +16,6 @@ from grpo_nb.tasks import accuracy_reward
 from grpo_nb.tiny_qwen import load_model
 from grpo_nb.trainer import TrainConfig, current_logps_and_entropy, init_state, train, train_batch
 from loss_calls import all_terms_of, loss_of, terms_of
-from weekly import most_weekly
 
 LOSS_TYPES = [*LOSSES]
 
@@ -177,86 +175,6 @@ def test_answers_of_which_not_every_token_has_a_log_prob_get_no_terms():
         run = LoggedRun(None, dict(trainer='trl', versions={}), None, rows(logps), {})
         return 'terms' in add_token_terms(run).rows[0]
     assert terms([[-1., -2., -3.], [-4.]]) and not terms([[-1., -3.], [-4.]])   # a tool wrote 'b'
-
-# ---- on TRL's trainer
-
-TRL = [dict(loss_type='dapo', beta=.05), dict(loss_type='grpo', gradient_accumulation_steps=2, beta=.05),
-    dict(loss_type='bnpo', gradient_accumulation_steps=2), dict(loss_type='dr_grpo'),
-    dict(loss_type='cispo', epsilon_high=5., steps_per_generation=2, save_strategy='steps', save_steps=1),
-    dict(loss_type='sapo'),
-    dict(loss_type='dapo', gradient_accumulation_steps=2, use_adaptive_entropy=True, entropy_coef=.02,
-         entropy_target=5., entropy_coef_delta=.01, entropy_coef_max=.1),
-    dict(loss_type='dapo', replay_weight='truncated', replay_clip='none',
-         importance_sampling_level='sequence')]
-
-@pytest.mark.parametrize('how', most_weekly(TRL, 3), ids=lambda o: '-'.join(map(str, o.values())))
-def test_on_trl_the_terms_sum_to_the_loss_it_logs_and_the_step_is_the_forwards(how):
-    import trl_tiny as tiny
-    rewards = tiny.Scripted([tiny.LIVE, tiny.DEAD], 4)
-    t = tiny.trainer(rewards, **dict(per_device_train_batch_size=8, max_steps=4, learning_rate=1e-2)|how)
-    from transformers import TrainerCallback
-    from grpo_nb.on_trl.token_terms import TokenTermsCallback as OnTrl
-    after,open_ = [],[]
-    class ByHand(TrainerCallback):
-        "The forward after the step, once more."
-        def on_minibatch_end(self, args, state, control, batch, minibatch, **kwargs): open_.append(minibatch)
-        def on_step_end(self, *args, **kwargs):
-            for x in open_:
-                ids = torch.cat([x['prompt_ids'], x['completion_ids']], 1)
-                mask = torch.cat([x['prompt_mask'], x['completion_mask']], 1)
-                at = (mask.cumsum(1)-1).clamp(min=0)
-                with torch.no_grad(): logits = t.model(ids, attention_mask=mask, position_ids=at).logits
-                n = x['completion_ids'].shape[1]
-                logps = logits[:,-n-1:-1].log_softmax(-1).gather(2, x['completion_ids'][...,None])[...,0]
-                after.append(logps[x['completion_mask'].bool()])
-            open_.clear()
-    for callback in (OnTrl(t), ByHand()): t.add_callback(callback)
-    t.train()
-    run = read_run(t.args.output_dir)
-    logged = [o['loss'] for o in t.state.log_history if 'loss' in o]
-    told = [(o['replacement'] or {}).get('terms') or o.get('terms') for o in run.rows]
-    assert told and all(told) and any(o['replacement'] for o in run.rows)
-    total = {}
-    for x in told:
-        for loss,row in zip(x['loss'], next(iter(x['by'].values()))['term']):
-            total[loss] = total.get(loss, 0.)+sum(row)
-    assert len(total)>1 and [(loss,s) for loss,s in total.items() if not (abs(loss-s)<1e-6)]==[]
-    assert [loss for loss in total if not (min(abs(v-loss) for v in logged)<1e-6)]==[]
-    assert set(told[0]['by'])==set(LOSS_TYPES) and next(iter(told[0]['by']))==how['loss_type']
-    mine = torch.tensor([v for x in told for r in x['after'] for v in r])
-    assert torch.allclose(mine.sort()[0], torch.cat(after).sort()[0], atol=1e-6)
-
-def test_on_trl_a_run_that_ended_within_a_batch_leaves_nothing_for_the_next():
-    import trl_tiny as tiny
-    from transformers import TrainerCallback
-    from grpo_nb.on_trl.token_terms import TokenTermsCallback as OnTrl
-    class Once(TrainerCallback):
-        left = 1
-        def on_step_end(self, args, state, control, **kw):
-            self.left -= 1
-            if self.left==0: raise InterruptedError   # half of the batch has been trained on
-    t = tiny.trainer(max_steps=2, steps_per_generation=2)
-    terms = OnTrl(t)
-    for o in (terms, Once()): t.add_callback(o)
-    with pytest.raises(InterruptedError): t.train()
-    file = Path(t.args.output_dir)/'tokens.jsonl'
-    old = dict(step=2, group=0, terms=None)   # of a run before
-    file.write_text(json.dumps(old)+'\n')
-    t.train()
-    assert json.loads((file.parent/'earlier-1'/'tokens.jsonl').read_text())==old
-    rows = [json.loads(o) for o in file.read_text().splitlines()]
-    assert [(o['step'], o['group'], len(o['terms']['tokens'])) for o in rows]==[(1, 0, 4), (1, 1, 4)]
-    assert not terms.open and not terms.done
-
-def test_on_trl_listening_changes_no_bit(tmp_path):
-    import trl_tiny as tiny
-    from grpo_nb.on_trl.token_terms import TokenTermsCallback as OnTrl
-    def run(listens):
-        t = tiny.trainer(max_steps=3, learning_rate=1e-2)
-        if listens: t.add_callback(OnTrl(t, every=2))
-        t.train()
-        return tiny.weights(t)
-    assert tiny.same(run(False), run(True))
 
 # ---- the pane, in a browser
 

@@ -353,7 +353,7 @@ def test_what_is_seen_while_a_run_goes_on_is_said_once(caplog, monkeypatch):
     fault = SimpleNamespace(name='dead', message='all dead', evidence='e', remedy='r')
     monkeypatch.setattr(on_trl_record, 'warnings_now', lambda rows, settings: [fault])
     rec = object.__new__(on_trl_record.RecordCallback)
-    rec.recorder,rec.told = SimpleNamespace(log=lambda row: None),set()
+    rec.recorder,rec.announced = SimpleNamespace(log=lambda row: None),set()
     state = SimpleNamespace(log_history=[dict(loss=0., step=1)])
     for _ in range(3): rec.on_log(None, state, None, dict(loss=0.))
     assert caplog.text.count('all dead')==1

@@ -94,8 +94,8 @@ def check_agreement(
 )->None:
     "ValueError on every process unless all have the same settings, data and rewards."
     rewards = rewards if isinstance(rewards, list) else [] if rewards is None else [rewards]
-    own = ('local_rank','logging_dir','run_name')   # a name of the machine or a clock may be in these
-    settings = {k:v for k,v in a.to_dict().items() if k not in own}
+    ignored = ('local_rank','logging_dir','run_name')   # a name of the machine or a clock may be in these
+    settings = {k:v for k,v in a.to_dict().items() if k not in ignored}
     data = fingerprint or dict(rows=0, columns={})
     assert_same_on_all_ranks(settings | {'reward functions':reward_names(rewards),
         'number of prompts':data['rows'], 'checksums of the columns':data['columns']})

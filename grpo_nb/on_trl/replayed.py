@@ -71,7 +71,7 @@ class CheckedForward:
     def fault(self,
         f:Callable, model:Callable, ids:Tensor, mask:Tensor, T:int,  # as for `check`
     )->tuple:  # as `forward_fault` returns it
-        "What is off, on all processes alike."
+        "The fault of the forward pass, the same on all processes."
         t = self.trainer
         acc,limit = t.accelerator,max_context_length(t.model.config) or math.inf
         mixed = dict(fp16=torch.float16, bf16=torch.bfloat16)
@@ -85,8 +85,8 @@ class CheckedForward:
 
 # %% ../../nbs/on_trl/replayed.ipynb #c70213f3
 def refresh_ref_logps(
-    t:GRPOTrainer, rows:TrlRows,  # a `GRPOWithReplayBufferTrainer`; its batch, with what was drawn
-    drawn:DrawResult,             # what was drawn
+    t:GRPOTrainer, rows:TrlRows,  # a `GRPOWithReplayBufferTrainer`; its batch, with drawn groups
+    drawn:DrawResult,             # these groups
 )->TrlRows:
     "Rows with new log-probs of the reference, where it has moved since a drawn group was sampled."
     n = t.args.ref_model_sync_steps if t.args.sync_ref_model and t.beta!=0 else 0
@@ -109,7 +109,7 @@ _NO_TOKENS = torch.zeros(0, 1)
 _EMPTY_STATS = ratio_sums(_NO_TOKENS, _NO_TOKENS, _NO_TOKENS.bool())
 
 class ReplayedRatios:
-    "The true ratios of replayed rows: what is logged of them, and what another weight or clip makes of them."
+    "Ratios of replayed rows: their metrics, and their correction by another weight or clip."
     def __init__(self,
         trainer:GRPOTrainer,  # a `GRPOWithReplayBufferTrainer`
     ):
@@ -127,43 +127,42 @@ class ReplayedRatios:
         level = self.trainer.importance_sampling_level
         log_ratio = logps-x.get('old_per_token_logps', logps)
         ratio = importance_ratio(log_ratio, torch.zeros_like(log_ratio), m, level)
-        held = self.held_by_clip(ratio, A, r)
+        clipped = self.clip_mask(ratio, A, r)
         for k,rows in dict(replayed=r, fresh=~r).items():
             if not rows.any(): continue
-            new = ratio_sums(log_ratio[rows], A[rows], m[rows], level, clip_mask=held[rows])
+            new = ratio_sums(log_ratio[rows], A[rows], m[rows], level, clip_mask=clipped[rows])
             self.sums[k] = merge_sums([self.sums[k], new]) if k in self.sums else new
-        x['seen_by_clip'] = ratio,held,m,A
+        x['clip_inputs'] = ratio,clipped,m,A
         if self.correction.is_active and r.any(): self._correct(x, logps, m)
 
     def _correct(self, x, logps, m):
         "Give the loss log-probs and advantages that make it the corrected loss of the replayed rows."
         r,old,A = x['replayed'][:,None],x['old_per_token_logps'],x['advantages'][:,None]
-        x['sampler_logps'],x['own_advantages'] = old,A[:,0]   # for records of what a token does
         new = apply_correction(logps, old, A, m, self.correction, self.trainer.importance_sampling_level,
             clip=self.clip)
         x['old_per_token_logps'],x['advantages'] = torch.where(r, new[0], old),torch.where(r, new[1], A)
 
-    def held_by_clip(self,
+    def clip_mask(self,
         ratio:Tensor,     # (rows, C) or (rows, 1), of the policy to the one that sampled
         A:Tensor,         # (rows, 1), advantages before any correction
         replayed:Tensor,  # (rows,) bool; None for none
     )->Tensor:            # bool, shape of `ratio`
-        "What the clip leaves without a gradient: of replayed rows that of their correction."
-        held = ppo_clip_mask(ratio, A, self.clip)
-        if replayed is None or not self.correction.is_active: return held
-        own = ppo_clip_mask(ratio, A, self.correction.clip_range(self.clip))
-        return torch.where(replayed[:,None], own, held)
+        "Tokens that the clip leaves without a gradient: for replayed rows, the clip of their correction."
+        clipped = ppo_clip_mask(ratio, A, self.clip)
+        if replayed is None or not self.correction.is_active: return clipped
+        corrected = ppo_clip_mask(ratio, A, self.correction.clip_range(self.clip))
+        return torch.where(replayed[:,None], corrected, clipped)
 
     def count_clipped(self,
         x:dict,  # rows that the loss has read
     )->None:
-        "Count again what is clipped: TRL counts among corrected log-probs, no longer the sampler's."
+        "Count the clipped tokens again: TRL counts them with the corrected log-probs."
         t = self.trainer
         acc,metrics = t.accelerator,t._metrics['train']
-        if not self.correction.is_active or 'seen_by_clip' not in x: return
+        if not self.correction.is_active or 'clip_inputs' not in x: return
         if not (self.clip.enabled or t.loss_type=='cispo'): return
-        ratio,held,mask,A = x['seen_by_clip']
-        m = mask if held.shape[1]==mask.shape[1] else torch.ones_like(held)   # as TRL counts
+        ratio,clipped,mask,A = x['clip_inputs']
+        m = mask if clipped.shape[1]==mask.shape[1] else torch.ones_like(clipped)   # as TRL counts
         def share(o):
             sums = acc.reduce(torch.stack([(o&m).sum(), m.sum()]).float(), reduction='sum')
             return (sums[0]/sums[1].clamp(min=1)).item()
@@ -171,8 +170,8 @@ class ReplayedRatios:
             left = ~(x['replayed']&self.correction.replaces_loss)[:,None]   # to CISPO
             metrics['cispo_clip_ratio'][-1] = share((ratio>t.epsilon_high)&(A>0)&left)
             return
-        low,high = held&(ratio<1),held&(ratio>1)
-        for k,o in dict(low=low, high=high, region=held).items():
+        low,high = clipped&(ratio<1),clipped&(ratio>1)
+        for k,o in dict(low=low, high=high, region=clipped).items():
             metrics[f'clip_ratio/{k}_mean'][-1] = share(o)
         for k,o,most in (('low_min', low, nanmin), ('high_max', high, nanmax)):
             metrics[f'clip_ratio/{k}'][-1] = most(acc.gather((o&m).sum(1)/m.sum(1))).item()

@@ -35,7 +35,7 @@ class TrlRows(Groups):
     data:dict         # by name: tensors (B, ...) and lists of B, a row's images in one entry
     pad_id:int=0      # token id in the padding
     per_row:tuple=()  # names of columns that are not as wide as the completion although they look it
-    numbers:dict=field(default_factory=dict)   # what is no column: numbers of the whole batch
+    numbers:dict=field(default_factory=dict)   # numbers of the whole batch, which are no columns
     trims = False
 
     @classmethod
@@ -72,7 +72,7 @@ class TrlRows(Groups):
         return self.pad_id if name in ('prompt_ids','completion_ids') else PER_TOKEN_COLUMNS.get(name, 0)
 
     def complete(self, pack:dict)->dict:
-        "As in `Groups`: a prompt for each row, and what is the same for all tokens where it was not stored."
+        "As in `Groups`: a prompt for each row, and default values for columns that were not stored."
         o = super().complete(pack)
         times = len(o['lengths'])//len(o['prompt_lens'])   # 1, or as many rows as share the prompt
         one = torch.ones(int(o['lengths'].sum()))
@@ -149,7 +149,7 @@ def row_format(
     rows:TrlRows,   # TRL's batch
     n_rewards:int,  # reward functions
 )->RowFormat:
-    "What has to travel with a group of such a batch. ValueError for a column that is no tensor."
+    "The columns that travel with a group of such a batch. ValueError for a column that is no tensor."
     known = {*rows.data,'old_per_token_logps'}-{'completion_mask', *rows.per_row}
     columns = RowFormat((k, None) for k in PER_TOKEN_COLUMNS if k in known)
     columns |= dict(advantages=0, rewards=n_rewards, **{k:1 for k in rows.per_row if k in rows.data})

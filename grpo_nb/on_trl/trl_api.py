@@ -23,7 +23,7 @@ _PRIVATE_NAMES = (   # package; where the names are; name -> parameters that we 
         _get_output_dir='trial', _load_optimizer_and_scheduler='checkpoint', _load_rng_state='checkpoint',
         _run_epoch='', _save_checkpoint='model trial', _save_rng_state='output_dir')))
 # what `GRPOTrainer.__init__` gives its trainer
-_ATTRIBUTES = ('_buffered_inputs','_entropy_bonus_enabled','_is_vlm','_last_world_entropy','_logs','_metrics',
+_ATTRIBUTES = ('_buffered_inputs','_is_vlm','_last_world_entropy','_logs','_metrics',
     '_pending_extra_logs','_step','_tokenizer')
 
 def check_trl_api(

@@ -49,7 +49,7 @@ def make_history_row(
 def eval_row(
     e:dict,  # what `evaluate` returned
 )->dict:     # name -> number
-    "What the history holds of an evaluation: mean and interval of each reward, and metrics of theirs."
+    "The columns of an evaluation in the history: mean and interval of each reward, and logged metrics."
     row = {'eval/pass@1':e['pass@1'], 'eval/low':e['ci'][0], 'eval/high':e['ci'][1]} if 'pass@1' in e else {}
     for k,o in e['rewards'].items():
         if o['has_rewards']: row |= {f'eval/rewards/{k}/{n}':o[n] for n in ('mean','low','high')}

@@ -36,7 +36,7 @@ class OptionParser(TrlParser):
         super().__init__([_with_text(o) for o in kinds], prog=prog, conflict_handler='resolve',
             allow_abbrev=False, formatter_class=_Help, **options)
         self.aliases,self.reasons,self.hint = aliases,reasons,hint
-        self.given,self.by_name = set(),{}   # names that were given, and what was given by name
+        self.given,self.by_name = set(),{}   # names of options in the words; settings by name
         self.register('type', str, os.path.expanduser)   # in `--out=~/x` the shell leaves the ~
         known = self._option_string_actions
         known |= {f'--{o}':known[f'--{name}'] for o,name in aliases.items() if f'--{name}' in known}
@@ -58,9 +58,9 @@ class OptionParser(TrlParser):
         "The settings. ValueError for an unknown option, and for a value that can't work."
         self.by_name = {self.aliases.get(k, k):v for k,v in settings.items()}
         odd = self.set_defaults_with_config()
-        *found,rest = self.parse_args_and_config(words, return_remaining_strings=True)
+        *objects,rest = self.parse_args_and_config(words, return_remaining_strings=True)
         for o in [*odd, *rest]: self._refuse(o)
-        return tuple(found)
+        return tuple(objects)
 
     def _refuse(self, word):
         option = word.partition('=')[0]

@@ -156,13 +156,13 @@ def resolve_checkpoint(
     if resume is True:
         if not folder: raise ValueError('resume_from_checkpoint=True needs an `output_dir` with checkpoints')
         resume = last_checkpoint(folder, tell=warnings.warn)
-    found = check_checkpoint(s, resume) if resume else None
-    run = read_manifest(found).get('run') if found else None
+    checkpoint = check_checkpoint(s, resume) if resume else None
+    run = read_manifest(checkpoint).get('run') if checkpoint else None
     there = checkpoint_folders(folder) if folder else []
-    other = [o for o in there if not found or read_manifest(o).get('run', run)!=run]
-    if not other: return found
+    other = [o for o in there if not checkpoint or read_manifest(o).get('run', run)!=run]
+    if not other: return checkpoint
     raise ValueError(f'{folder} holds {other[-1].name} of an earlier run: '
-        +('' if found else 'resume with resume_from_checkpoint=True, or ')+'choose another output_dir')
+        +('' if checkpoint else 'resume with resume_from_checkpoint=True, or ')+'choose another output_dir')
 
 def resume_run(
     s:TrainState,         # a new one; moves on to where the checkpoint was
@@ -179,7 +179,7 @@ def resume_run(
 
 # %% ../../nbs/run/resume.ipynb #8fe5ec3f
 class CheckpointCallback(TrainCallback):
-    "Saves a run every `save_steps` and at its end, and what was there before a batch whose rewards failed."
+    "Saves a run every `save_steps`, at its end, and as it was before a batch whose rewards failed."
     def __init__(self,
         resume_hint:str='',  # how this run is resumed, for messages
     ):

@@ -45,12 +45,12 @@ def next_prompt_indices(
     n:int,         # prompts wanted
 )->list:           # n row numbers of the dataset
     "The next prompts that the strategy accepts. RuntimeError where it passes over all of them."
-    size,found,order = len(s.dataset),[],None
+    size,indices,order = len(s.dataset),[],None
     for _ in range(100*max(n, size)+1):
-        if len(found)==n: return found
+        if len(indices)==n: return indices
         epoch,place = divmod(s.prompts_seen, size)
         if place==0 or order is None: order = permutation(size, s.args.seed*100_003+epoch)
         s.prompts_seen += 1
-        if s.strategy.select_prompts([order[place]], s.step)[0]: found.append(order[place])
+        if s.strategy.select_prompts([order[place]], s.step)[0]: indices.append(order[place])
     raise RuntimeError(f'strategy {s.strategy.name!r} passed over {100*max(n, size)} prompts in a row: '
         'nothing is left to train on')

@@ -21,7 +21,7 @@ from ..parts.reward_calls import run_state
 
 # %% ../../nbs/run/state.ipynb #75af714b
 class Strategy(Protocol):
-    "What a run asks of its strategy for zero-variance groups, besides its work."
+    "The interface of a strategy for zero-variance groups, besides its work on a batch."
     name:str
     def state_dict(self)->dict: ...
     def load_state_dict(self, state:dict)->None: ...
@@ -75,8 +75,8 @@ class TrainState:
         values = {}
         for log in self.reward_logs:
             for k,v in log.values.items(): values.setdefault(k, []).extend(v)
-        if taken := sorted(values.keys() & row.keys()):
-            raise ValueError(f'a reward function logs the metric `{taken[0]}`, which the trainer logs '
+        if clashes := sorted(values.keys() & row.keys()):
+            raise ValueError(f'a reward function logs the metric `{clashes[0]}`, which the trainer logs '
                 'itself: call `log_metric` with another name')
         return {k:sum(v)/len(v) for k,v in values.items()}
 

@@ -100,7 +100,7 @@ class GRESO(DeadGroupStrategy):
 # %% ../../nbs/variants/strategies.ipynb #f282af3f
 @patch
 def state_dict(self:GRESO)->dict:
-    "Probabilities, what is known of each prompt, and the random numbers."
+    "Probabilities, the streak of each prompt, and the random numbers."
     rows = [[k, *v] for k,v in self.dead_streak.items()]
     return dict(p=dict(self.p_explore), rows=rows, rng=torch.tensor(self.rng.getstate()[1]))
 
@@ -177,7 +177,7 @@ class GFPO(DeadGroupStrategy):
 def reward(self:GFPO,
     reward_func:Callable,  # in TRL's calling convention
     num_generations:int,   # G of the run
-)->Callable:               # the same function, but None for what is not among the best of its group
+)->Callable:               # the same function, but None for answers not among the best of their group
     "GFPO as a reward of TRL's trainer. ValueError, when called, for rows that are no whole groups."
     @wraps(reward_func)
     def of_the_best(completion_ids, **kwargs):
@@ -265,7 +265,7 @@ class NGRPO(VirtualMaxReward):
 @register(STRATEGIES, 'entropy')
 @dataclass(eq=False)
 class RLZVP(DeadGroupStrategy):
-    """Token advantages for dead groups: praise by entropy, blame by what is missing to the maximum.
+    """Token advantages for dead groups: praise by entropy, blame by the distance to the largest entropy.
 
     Needs a forward pass of its own over the batch, for the entropies. Advantages become (B, G, T).
     Source: RL-ZVP, arXiv 2509.21880.
@@ -311,10 +311,10 @@ class AR3PO(DeadGroupStrategy):
         dead,keys = self.find_dead(batch, dead),prompt_keys(batch)
         mean = batch.rewards.nanmean(1).tolist()
         known = {b:self.best[keys[b]] for b in dead.nonzero()[:,0].tolist() if keys[b] in self.best}
-        found = {b:o for b,o in known.items() if o['reward']>mean[b]+self.dead_tolerance}
-        packs = pack_groups(batch, [*found]) if found else []
-        drawn = {b:self._mended(p, o, step) for (b,o),p in zip(found.items(), packs)}
-        new = insert_stored(batch, torch.tensor([*found], dtype=torch.int64), [*drawn.values()])
+        better = {b:o for b,o in known.items() if o['reward']>mean[b]+self.dead_tolerance}
+        packs = pack_groups(batch, [*better]) if better else []
+        drawn = {b:self._mended(p, o, step) for (b,o),p in zip(better.items(), packs)}
+        new = insert_stored(batch, torch.tensor([*better], dtype=torch.int64), [*drawn.values()])
         self._remember(batch, keys, step, counted)
         return self.make_result(new, dead, drawn=drawn)
 

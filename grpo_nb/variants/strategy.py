@@ -18,7 +18,7 @@ from ..parts.registry import STRATEGIES, register
 # %% ../../nbs/variants/strategy.ipynb #05d2910f
 @dataclass
 class ProcessedBatch:
-    "What a strategy made of a batch."
+    "A batch after a strategy: the groups to train on, and its records."
     batch:Groups        # to train on, (B) groups
     in_loss:Tensor      # (B,) bool, groups that count in the loss
     records:list        # (B,) dicts for the run's group records: outcome, score, id, replacement
