@@ -144,14 +144,14 @@ class TrlOptions(OptionParser):
                     f'them by `grpo_nb trl --num_processes {a.num_processes} …`, or set dry_run for a plan')
             # a plan: the config of a run on so many
             there = dict(world_size=property(lambda self: a.num_processes))
-            own,config = self.dataclass_types
-            self.dataclass_types = [own, type(config.__name__, (config,), there)]
+            arguments,config = self.dataclass_types
+            self.dataclass_types = [arguments, type(config.__name__, (config,), there)]
         return super().parse_args_into_dataclasses([*args, *_cut_batch(a, given)], **more)
 
 # %% ../../nbs/on_trl/options.ipynb #4bb8ad01
 def split_launch(
     words:list,  # of a command line
-    own:set,     # options of the run, as `--name`
+    run_options:set,  # as `--name`
 )->tuple:        # (words for `accelerate launch`, words for the run)
     """Tell the options of `accelerate launch`, and the two that ask for one, from those of the run.
 
@@ -159,7 +159,7 @@ def split_launch(
     """
     from accelerate.commands.launch import launch_command_parser
     theirs = {k:v.nargs for k,v in launch_command_parser()._option_string_actions.items()}
-    theirs = {k:v for k,v in theirs.items() if k not in own}
+    theirs = {k:v for k,v in theirs.items() if k not in run_options}
     theirs |= {'--accelerate_config':None, '--num_processes':None}
     launcher,run,rest = [],[],iter(words)
     for w in rest:
@@ -168,11 +168,11 @@ def split_launch(
         elif theirs[name]==0: launcher.append(name)   # a flag
         else: launcher += [name, value if equals else next(rest, '')]
     file = _config_file(run)
-    asked = [k for k in ('accelerate_config','num_processes') if k in file and f'--{k}' not in launcher]
-    return launcher+[o for k in asked for o in (f'--{k}', str(file[k]))],run
+    from_file = [k for k in ('accelerate_config','num_processes') if k in file and f'--{k}' not in launcher]
+    return launcher+[o for k in from_file for o in (f'--{k}', str(file[k]))],run
 
 def _config_file(words):
-    "What the file that `--config` names holds."
+    "The content of the file that `--config` names."
     path = _look_ahead(words, 'config')
     path = path and Path(path).expanduser()
     return yaml.safe_load(path.read_bytes()) or {} if path and path.is_file() else {}
@@ -239,7 +239,7 @@ def prepare_rows(
 def load_training_rows(
     r:TrlArguments,  # `dataset`, its configuration, split and columns
 )->Dataset:
-    "The data set that `--dataset` names, looked at row by row. ValueError with what is there instead."
+    "The data set that `--dataset` names, checked row by row. ValueError names the fault."
     name = r.dataset
     load = partial(load_problems, prompt=r.prompt_column, answer=r.answer_column)
     if not name:

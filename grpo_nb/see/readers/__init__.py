@@ -97,7 +97,7 @@ def _rows_by(reader, rows):
         '`reward`')
 
 # %% ../../../nbs/see/readers.ipynb #door0002
-_OURS = 'history.jsonl','groups.jsonl','tokens.jsonl'
+_OURS = 'history.jsonl','groups.jsonl'
 _DATA = '.jsonl','.csv','.tsv','.parquet','.db','.log'
 
 def _files(folder):
