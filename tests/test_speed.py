@@ -121,13 +121,6 @@ def test_runs_are_added_to_the_table(tmp_path, quickly):
     assert df['torch'].iloc[0]==torch.__version__
     assert df['value'].eq(1.5).all()
 
-def test_a_csv_of_someone_else_is_not_touched(tmp_path, quickly):
-    f = tmp_path/'s.csv'
-    f.write_text('a,b\n1,2\n')
-    with pytest.raises(ValueError, match='not written by `grpo_nb bench`'):
-        bench(only='step', out=str(f), disable_tqdm=True)
-    assert f.read_text()=='a,b\n1,2\n'
-
 @pytest.mark.slow
 def test_a_quick_run_of_the_cheap_parts_measures(tmp_path, capsys):
     mine = bench(only='buffer', quick=True, out=str(tmp_path/'s.csv'), disable_tqdm=True)
