@@ -138,10 +138,10 @@ def _exit_with_error(msg, name='grpo_nb'):
     sys.exit(2)
 
 # %% ../nbs/reference/cli.ipynb #b8b387cf
-def _open(path, columns, reader=None, metrics=None):
-    "Open the run; a table or log whose columns have other names is read by these or by a reader."
+def _open(path, columns, metrics=None):
+    "Open the run; a table or log may have other names for its columns and metrics."
     from grpo_nb.see.readers import open_run
-    return open_run(path, {k:v for k,v in columns.items() if v}, reader, _pairs(metrics))
+    return open_run(path, {k:v for k,v in columns.items() if v}, _pairs(metrics))
 
 def _print_notes(run):
     "Print the notes on a run: what of it is unread or assumed."
@@ -159,26 +159,24 @@ def _pairs(text):
 def report(
     folder:str,        # a run's folder, or a table of rollouts; '-' reads JSON lines from stdin
     out:str|None=None, # where to write it, a folder or a file
-    reader:str|None=None, # reader of another tool's rows: FILE.py:NAME, a function that renames fields
     metrics:str|None=None, # of a log with other names: OURS=THEIRS, as reward=my/score,kl=drift
     **columns:str,     # of a table of rollouts whose columns have other names: `COLUMNS`
 )->None:
     "Write report.html: verdict, curves, map, groups and settings."
     from grpo_nb.see.view import write_report
-    run = _open(folder, columns, reader, metrics)
+    run = _open(folder, columns, metrics)
     print(write_report(run, out))
     _print_notes(run)
 
 def inspect(
     folder:str,    # a run's folder, or a table of rollouts; '-' reads JSON lines from stdin
-    reader:str|None=None, # reader of another tool's rows: FILE.py:NAME, a function that renames fields
     metrics:str|None=None, # of a log with other names: OURS=THEIRS, as reward=my/score,kl=drift
     **columns:str, # of a table of rollouts whose columns have other names: `COLUMNS`
 )->None:
     "Write inspector.html beside the record: every group, with a slider over the steps."
     from grpo_nb.inspector import write_inspector
     from grpo_nb.see.view import contents_line
-    run = _open(folder, columns, reader, metrics)
+    run = _open(folder, columns, metrics)
     print(write_inspector(run))
     print(contents_line(run), 'open it in a browser: each cell of the map is a group; click one', sep='\n',
         file=sys.stderr)
@@ -188,14 +186,13 @@ def diagnose(
     folder:str,        # a run's folder, TRL's output folder, a log, or rollouts of another tool
     json:bool=False,   # print a list of findings instead, each with the rows it rests on
     strict:bool=False, # exit with 1 where there is a fault, for scripts and CI
-    reader:str|None=None, # reader of another tool's rows: FILE.py:NAME, a function that renames fields
     metrics:str|None=None, # of a log with other names: OURS=THEIRS, as reward=my/score,kl=drift
     **columns:str,     # of a table of rollouts whose columns have other names: `COLUMNS`
 )->None:
     "Print what the record of a run shows to be wrong, with evidence and remedy."
     from json import dumps
     from grpo_nb.see import readers
-    run = _open(folder, columns, reader, metrics)
+    run = _open(folder, columns, metrics)
     found = readers.diagnose(run)
     if json: print(dumps(found.plain, ensure_ascii=False))
     else: print(found)

@@ -450,8 +450,6 @@ def test_a_file_of_ones_own_reaches_every_socket(tmp_path, tables):
             (dict(strategy='keep', replay_max_uses=2), "'keep' does not know of it")):
         with pytest.raises(ValueError, match=says): run(**kw)
     assert resolve('task', f'{f}:doubles')(2, seed=3)[1]==dict(prompt='4 + 4 =', answer='8')
-    (tmp_path/'log.jsonl').write_text('{"iter": 1, "score": 0.5}\n{"iter": 2, "score": 1.0}\n')
-    assert open_run(tmp_path/'log.jsonl', reader=f'{f}:read').history.reward.tolist()==[.5, 1.]
     assert run('newest')[0].strategy.buffer.priority=='recency'   # a strategy keeps its own unless asked
 
 def counted(monkeypatch, *functions):
