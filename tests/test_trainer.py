@@ -16,7 +16,6 @@ from grpo_nb.run.reading import read_run
 from grpo_nb.replay import Replay
 from grpo_nb.variants.strategy import Keep, ProcessedBatch
 from grpo_nb.variants.token_terms import TokenTermsCallback
-from grpo_nb.see.readers import open_run
 from grpo_nb.tasks import accuracy_reward, format_reward
 from grpo_nb.tiny_qwen import sample_texts, make_tokenizer, tiny_model
 from small_run import DATA, TOK, cfg, parity, text
