@@ -9,9 +9,7 @@ __all__ = ['open_run', 'judge_run', 'diagnose', 'canonical_metric', 'find_column
 # %% ../../../nbs/see/readers.ipynb #25ca52f9
 import re
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from ...parts.registry import LOG_READERS, resolve
 from ...run.reading import LoggedRun, read_run
 from ..findings import Findings, diagnose_rows, load_rules, to_float
 from ..verdict import verdict
@@ -72,14 +70,13 @@ def _is_log(rows, columns):
     texts = any(isinstance(v, str) and ' ' in v for o in rows[:50] for v in o.values())
     return not texts or len(known)>1   # texts and a reward: rollouts whose columns have other names
 
-def _read_file(path, columns, reader=None):
+def _read_file(path, columns):
     "(rows of metrics, tables of rollouts, notes) of a file that is either or both."
     if path.suffix=='.db':
         rows,tables,traces,notes = read_trackio(path)
         made,left = table_rows(traces)
         return rows,tables+[made]*bool(made),notes+left
     rows,notes = read_table(path)
-    if reader: rows = _rows_by(reader, rows)
     made,left = table_rows(rows)
     name = 'standard input' if str(path)=='-' else path.name
     log = made==rows and _is_log(rows, columns)
@@ -87,14 +84,6 @@ def _read_file(path, columns, reader=None):
     read,evaluations = without_evaluations(read, name)
     notes = notes+left+more+evaluations
     return (read, [], notes) if log else ([], [read], notes)
-
-def _rows_by(reader, rows):
-    "What a reader makes of the rows of a file. ValueError where it returns no list of dicts."
-    made = resolve(LOG_READERS, reader)(rows)
-    if isinstance(made, list) and made and all(isinstance(o, dict) for o in made): return made
-    raise ValueError(f'the reader {reader!r} returned {made!r:.60}: it needs to return a list of dicts, one '
-        'for each step with names such as `reward`, or for each completion with `prompt`, `completion`, '
-        '`reward`')
 
 # %% ../../../nbs/see/readers.ipynb #door0002
 _OURS = 'history.jsonl','groups.jsonl'
@@ -248,12 +237,12 @@ def _history_of_tokens(groups, mean):
         'completions/mean_length':mean([n for o in groups for n in o.get('n_tokens') or []])}
     return {k:x for k,x in found.items() if x is not None}
 
-def _of_others(path, columns, reader=None, metrics=None):
+def _of_others(path, columns, metrics=None):
     "A run of another tool's file or folder. ValueError where it holds neither a log nor groups."
     if path.is_dir(): rows,tables,notes = _read_folder(path, columns)
     elif 'tfevents' in path.name: (rows,notes),tables = read_events([path]),[]
     else:
-        rows,found,notes = _read_file(path, columns, reader)
+        rows,found,notes = _read_file(path, columns)
         tables = [(path, o) for o in found]
     if not rows and not tables:
         raise ValueError(f'{str(path)!r} holds no rollouts: need .jsonl, .parquet or .csv with prompt, '
@@ -285,10 +274,10 @@ def _joined(path, rows, groups, notes, weights, metrics):
     settings = {} if all(w==1 for w in own) else dict(reward_weights=own)
     return LoggedRun(folder, settings, history, groups, {}, notes)
 
-def _opened(path, columns, reader=None, metrics=None):
+def _opened(path, columns, metrics=None):
     "A run of ours or TRL's, else of others."
     alone = str(path)=='-' or path.is_file() and path.name!='trainer_state.json'
-    if alone or reader and path.exists(): return _of_others(path, columns, reader, metrics)
+    if alone: return _of_others(path, columns, metrics)
     if not path.exists():
         raise ValueError(f'no folder {str(path)!r}: give that of a run, or a log, or a table of rollouts')
     try: run = read_run(path)
@@ -296,7 +285,7 @@ def _opened(path, columns, reader=None, metrics=None):
         record = (path if path.is_dir() else path.parent)/'groups.jsonl'
         if record.is_file() and record.stat().st_size:   # it is ours
             raise ValueError(f'{record}: {e}') from None
-        try: return _of_others(path, columns, metrics=metrics)
+        try: return _of_others(path, columns, metrics)
         except ValueError as f: raise ValueError(f'{e}; and as rollouts: {f}') from None
     run.history = as_history(history_rows(run), metrics)
     run.notes += run.history.attrs['notes']
@@ -314,11 +303,10 @@ def _with_rollouts(run, columns):
 def open_run(
     path:LoggedRun|str|Path, # a run; the folder or file of one, by any trainer; '-' for standard input
     columns:dict|None=None, # {what we ask for: its name in the table}
-    reader:str|Callable|None=None, # of another tool's log: a name in `LOG_READERS`, FILE.py:NAME, a function
     metrics:dict|None=None, # {what we ask for: its name in the log}
 )->LoggedRun:
     "Open any run, with its groups if there are any. ValueError says what was found and what is needed."
-    run = path if isinstance(path, LoggedRun) else _opened(Path(path), columns or {}, reader, metrics)
+    run = path if isinstance(path, LoggedRun) else _opened(Path(path), columns or {}, metrics)
     mark_dead(run.rows, run.setting('dead_tolerance', 1e-6))
     return run
 
