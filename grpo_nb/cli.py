@@ -175,11 +175,9 @@ def inspect(
 )->None:
     "Write inspector.html beside the record: every group, with a slider over the steps."
     from grpo_nb.inspector import write_inspector
-    from grpo_nb.see.view import contents_line
     run = _open(folder, columns, metrics)
     print(write_inspector(run))
-    print(contents_line(run), 'open it in a browser: each cell of the map is a group; click one', sep='\n',
-        file=sys.stderr)
+    print('open it in a browser: each cell of the map is a group; click one', file=sys.stderr)
     _print_notes(run)
 
 def diagnose(

@@ -5,10 +5,8 @@ import numpy as np
 import pandas as pd
 import jsonschema, pytest, torch
 import faulty_runs
-from grpo_nb.advantages import group_advantages
 from grpo_nb.parts.groups import expected_dead_frac
-from grpo_nb.parts.batch_plan import (
-    batch_command, batch_plan, best_group_size, beta_pass_rates, expected_squared_advantage)
+from grpo_nb.parts.batch_plan import batch_command, batch_plan, beta_pass_rates
 from grpo_nb.cli import diagnose as diagnose_command, main
 from grpo_nb.see.findings import diagnose_rows, read_asset
 from grpo_nb.see.readers import diagnose
@@ -278,22 +276,6 @@ def test_dead_share_is_the_mean_over_prompts_and_agrees_with_all_outcomes():
             and plan['tokens_wasted'] == pytest.approx(800 * z))
     assert batch_plan(4, 4, pass_rates=[0., 1.])['replay_bound']==math.inf
 
-def test_pull_is_the_mean_squared_advantage_in_a_simulation():
-    g = torch.Generator().manual_seed(0)
-    for ps,G in itertools.product(([.5], [.1, .6], [.02, .3, .98]), (2, 3, 8, 16)):
-        r = torch.cat([(torch.rand(20_000, G, generator=g)<p).float() for p in ps])
-        assert group_advantages(r).square().mean().item()==pytest.approx(expected_squared_advantage(G, ps),
-            abs=.01)
-
-def test_the_best_group_size_is_the_best_of_all_divisors():
-    for N,ps in itertools.product((24, 60, 128), ([.5], [.1], [.02, .5])):
-        best,pull = best_group_size(N, ps)
-        assert set(pull)=={g for g in range(2, min(N, 128)+1) if N%g==0} and pull[best]==max(pull.values())
-        assert pull[best]==pytest.approx(
-            N/best*(1-1/best)*(1-np.mean([expected_dead_frac(p, best) for p in ps])))
-    assert best_group_size(96, [.02])[0]>best_group_size(96, [.5])[0]
-    with pytest.raises(ValueError, match='no groups of 2'): best_group_size(1)
-
 CANNOT = [(dict(num_generations=0), 'num_generations'), (dict(world_size=1.5), 'world_size'),
     (dict(steps_per_generation=0), 'steps_per_generation'), (dict(pass_rates=[-.1]), '0..1'),
     (dict(pass_rates=[]), '0..1'), (dict(pass_rates=[math.nan]), '0..1')]
@@ -304,7 +286,7 @@ def test_numbers_that_cannot_be_are_named(kw, says):
 def test_the_command_says_the_plan(capsys):
     main('batch --world_size 2 --pass_rates 0.1 0.5'.split())
     out = capsys.readouterr().out
-    assert '16 completions for 2 prompts' in out and 'best group size' in out
+    assert '16 completions for 2 prompts' in out
     batch_command(8, 8, world_size=2, pass_rates=[.1, .5])
     assert capsys.readouterr().out==out
 

@@ -254,21 +254,6 @@ def _verdict_values(run):
     if len(run.history)<2 and not run.summary.get('after'): return None,findings
     return dict(sentence=v.sentence, groups=v.groups, cause=v.cause, advice=v.advice),findings
 
-def contents_line(
-    run:LoggedRun, # any
-)->str:
-    "What was read of a run, in a line: groups, steps, columns."
-    def has(k): return any(o.get(k) for o in run.rows)
-    words = dict(advantages='advantages', n_tokens='lengths', tokens='tokens', logps='log-probs',
-        terms='token terms')
-    functions = dict.fromkeys(k for o in run.rows[:64] for k in o.get('rewards_by_func') or {})
-    parts = [f'rewards {", ".join(functions)}']*bool(functions)+[v for k,v in words.items() if has(k)]
-    sizes = sorted({len(o['rewards']) for o in run.rows}) or [0]
-    size = f'{sizes[0]}' if len(sizes)==1 else f'{sizes[0]} to {sizes[-1]}'
-    read = f'{len(run.rows):,} groups of {size} answers in {len(run.steps):,} steps'
-    if parts: read += f' with {"; ".join(parts)}'
-    return f'{read}; {len(run.history.columns)-1} metrics over {len(run.history):,} rows'
-
 # %% ../../nbs/see/view.ipynb #e7e0d21f
 class PackedRun:
     "A run ready for the browser: its head and cells as compressed bytes, its texts by block."
