@@ -1,6 +1,4 @@
 "What the tests of the studies share: starts that take no lesson, and rows without their clock"
-import json
-from pathlib import Path
 import pytest, torch
 import grpo_nb.studies.stacked as sr
 from grpo_nb.studies.stacked import END, FIRST, LETTERS, PAD, SHAPE, to_tensors
@@ -30,9 +28,3 @@ def spelled(ids):
     return ''.join('$' if i==END else LETTERS[i-FIRST] for i in ids if i!=PAD)
 
 def bare(rows): return [{k:v for k,v in o.items() if k!='cpu_s'} for o in rows]
-
-def words(name):
-    "A page's words; of a notebook those of its prose"
-    text = (Path(__file__).parent.parent/name).read_text(encoding='utf-8')
-    if not name.endswith('.ipynb'): return text
-    return '\n\n'.join(''.join(c['source']) for c in json.loads(text)['cells'] if c['cell_type']=='markdown')

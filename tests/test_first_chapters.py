@@ -6,7 +6,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from hacking_runs import EVERY, KEPT, PAID, RATES, SEEDS, STEPS, chapter_names, rows_of
+from hacking_runs import EVERY, KEPT, PAID, STEPS, chapter_names, rows_of
 from one_screen import CHANGES, ROWS, one_screen
 from grpo_nb.parts.datasets import chain_sum
 from grpo_nb.tasks import accuracy_reward
@@ -95,17 +95,6 @@ def test_a_mean_of_all_shortens_the_estimate_and_a_mean_of_the_others_does_not(o
 def hacking():
     import pandas as pd
     return pd.read_csv(NBS/'results/hacking.csv')
-
-def test_the_runs_of_reward_hacking_have_a_control_at_every_rate():
-    t = hacking()
-    keys = ['rate','paid_for','seed','step']
-    steps = range(EVERY, STEPS+1, EVERY)
-    assert sorted(t[keys].itertuples(index=False, name=None))==sorted(
-        (r, p, s, i) for r in RATES for p in PAID for s in SEEDS for i in steps)
-    end = t[t.step==STEPS].set_index(['rate','seed']).pivot(columns='paid_for', values='held_out')
-    kept,high = (end.loc[r] for r in RATES)
-    assert (kept['right answers']-kept['length']).min()>.5 and kept['length'].max()<.1   # the pay decides
-    assert high.max().max()<.1                                                           # the rate decides
 
 @pytest.mark.parametrize('key', KEPT, ids=KEPT.values())
 def test_the_recorded_runs_of_reward_hacking_are_rows_of_the_table_and_differ_only_in_their_pay(key):

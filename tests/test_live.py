@@ -590,20 +590,6 @@ def test_an_address_gives_task_and_knobs_and_what_is_none_is_ignored(opened):
         assert 'whole number' in pg.inner_text('#knob-word')
         assert pg.inner_text('#again')=='Another run, seed 1'
 
-def test_where_the_reward_pays_nobody_it_says_so(folder, opened, tmp_path):
-    batch = 'B: 16, G: 8, T: 48, minis: 4','B: 2, G: 2, T: 24, minis: 1'
-    nobody = 'FORM.test(text) ? 1 : 0','0'
-    with served(_changed(folder, tmp_path/'nobody', tasks=[FEW, batch], text=[nobody])) as at:
-        pg = opened(at+'?reward=tags')
-        pg.locator('#step:not([disabled])').wait_for()
-        assert pg.inner_text('.lead >> nth=0').count('two times')==1
-        pg.click('#step')
-        pg.locator('#apart', has_text='In batch 1 all groups are dead').wait_for()
-        assert pg.locator('.map .s3').count()==2 and 'none earns anything' in pg.inner_text('#legend')
-        _column(pg, 0).nth(0).click()
-        pg.locator('.together', has_text='Nothing moved them').wait_for()
-        assert 'all 2 earn 0' in pg.inner_text('.fate') and pg.said==[]
-
 def test_opened_from_a_file_it_says_what_to_do(folder, browser):
     pg = browser.new_page()
     pg.goto((folder/'index.html').as_uri())
@@ -715,26 +701,6 @@ def test_a_batch_is_forked_by_keyboard_and_both_futures_are_drawn(trained):
     pg.click('#train')
     pg.locator('#status', has_text='paused').wait_for()
     assert pg.inner_text('#apart').startswith('After 1 batch and after each batch up to ')
-
-@pytest.mark.weekly
-def test_two_runs_side_by_side_meet_the_same_words(opened):
-    pg = opened()
-    pg.locator('#train:not([disabled])').wait_for()
-    pg.click('text=Words, two ways')
-    assert pg.inner_text('#rate-says')=='0.0004' and not pg.is_visible('#replay')
-    pg.locator('#rate').focus()
-    pg.keyboard.press('ArrowRight')
-    pg.click('#train')
-    _batches(pg, 2, map=1)
-    def asked(i, c): return [o.get_attribute('aria-label').split(':')[0]
-        for o in pg.locator('.map').nth(i).locator('.col.new').nth(c).locator('button').all()]
-    assert len(asked(0, 0))==16 and len(asked(1, 0))==24          # the buffer is empty at first: all fresh
-    assert asked(0, 0)==asked(1, 0)[:16]
-    assert pg.locator('.map').nth(1).locator('.col.new').nth(1).locator('.s8').count()>0
-    assert pg.locator('.map').nth(0).locator('.s5, .s6, .s8').count()==0
-    assert 'all four agree' in pg.inner_text('#about')
-    plain,stored = [int(o) for o in re.findall(r'(\d+) %', pg.inner_text('#score'))]
-    assert 'before any training' in pg.inner_text('#score') and plain==stored   # one model, same draws
 
 @pytest.mark.weekly
 def test_on_a_phone_a_tap_shows_the_group_beside_its_square(browser, small):

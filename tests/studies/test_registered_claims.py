@@ -58,10 +58,3 @@ def test_the_first_page_has_the_means_of_the_rows():
     assert f"{mean['replay_default at 1']:.1f} where plain GRPO has {mean['plain at 1']:.1f}" in page[two:]
     for arm in ('plain','replay_default','scaled','replay_scaled'):
         assert f"{mean[f'{arm} at 4']:.0f}" in page[one:two], arm
-
-def test_leaving_dead_groups_out_is_plain_grpo_in_as_many_pairs_as_the_pages_say():
-    old = pd.read_csv(NBS/'studies'/'rows'/'real_study.csv.xz', keep_default_na=False)
-    w = old.pivot(index=['regime','learning_rate','seed'], columns='arm', values=['curve','pass1'])
-    same = (w['curve'].left_out==w['curve'].plain)&(w['pass1'].left_out==w['pass1'].plain)
-    for page in ('17_real_run.ipynb','studies/real_study.ipynb'):
-        assert f'{same.sum()} of {len(same)} pairs' in (NBS/page).read_text(encoding='utf-8'), page

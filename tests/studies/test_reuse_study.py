@@ -8,11 +8,10 @@ import grpo_nb.studies.stacked as sr
 import grpo_nb.studies.starts as starts
 from grpo_nb.replay import Replay
 from grpo_nb.studies.replay_study import (
-    USES, at_best, next_jobs, run_rounds, run_stack, spans, to_try,
-    with_given)
+    USES, next_jobs, run_rounds, run_stack, spans, to_try, with_given)
 from grpo_nb.studies.stacked import FAMILIES, SHAPE, BatchUse, Runs, to_tensors
 from grpo_nb.studies.study import as_list, over_regimes, read_rows, run_study, stamp
-from made_study import bare, one_thread, untaught, words   # noqa: F401  fixtures
+from made_study import bare, one_thread, untaught   # noqa: F401  fixtures
 from notebook_code import defined_in
 
 pytestmark = pytest.mark.studies
@@ -300,37 +299,3 @@ def test_the_look_is_the_mean_over_the_seeds_of_its_stored_rows(study):
         curves = [json.loads(o) for o in rows.curve]
         fall = [o[0]['several']-o[-1]['several'] for o in curves]
         assert (x.fall[cell], x.wrong[cell])==pytest.approx((sum(fall)/len(fall), rows.wrong.mean()))
-
-FREE = ['plain','mu2','mu3','big3']
-BY_TASK = [('stored3','mu3'), ('stored3','big3'), ('stored6','mu6'), ('stored6','big6'),
-    ('replay_default','plain'), ('mu6','mu3'), ('big6','big3'), ('stored6','stored3')]
-
-@pytest.fixture(scope='module')
-def counted(study):
-    "Per pair of arms its difference of spans and at the best rates, as pages write them; gains by cell"
-    plan,df,look = study
-    sets = {a:[a] for a in plan['arms']['main']}|dict(free3=FREE, free6=[*FREE,'mu6','big6'])
-    free = [('stored3','free3'), ('stored6','free6')]
-    def said(d, some, metric):
-        o = over_regimes(d, some, metric)
-        texts = [v.replace('-', '−') if v[0]=='-' else v for v in rs.texts(o['diff'], o.half)]
-        return dict(zip(some, texts))
-    cell = at_best(df, plan, sets, 'cell').groupby(['regime','arm']).best.mean().unstack()
-    return dict(span=said(spans(df, plan), BY_TASK, 'span'),
-        best=said(at_best(df, plan, sets), BY_TASK+free, 'best'),
-        gain={3:(cell.stored3-cell.free3).to_dict(), 6:(cell.stored6-cell.free6).to_dict()})
-
-PAGES = ['nbs/14_replay_study.ipynb','nbs/practise/replay_settings.qmd','nbs/studies/reuse_results.ipynb']
-
-def shown(page):
-    "The text of a page, and what its cells print."
-    text = words(page)
-    if page.endswith('.ipynb'):
-        cells = json.loads((ROOT/page).read_text(encoding='utf-8'))['cells']
-        out = [o.get('data', {}).get('text/plain', '') for c in cells for o in c.get('outputs', [])]
-        text += ''.join(''.join(o) for o in out)
-    return text
-
-def test_whoever_speaks_of_replay_quotes_the_same_numbers(counted):
-    k = BY_TASK[4]
-    for page in PAGES: assert counted['span'][k] in words(page) and counted['best'][k] in shown(page), page
