@@ -86,9 +86,9 @@ def recipe_options(
     "Settings for `train_trl`, from a command line, a YAML file and keyword arguments."
     from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig
     gpu = torch.cuda.is_available()
-    own = dict(use_cpu=not gpu, bf16=gpu, report_to='none', output_dir=f"runs/{recipe or 'trl'}")
-    if recipe: own |= RECIPES[recipe]
-    return TrlOptions(GRPOWithReplayBufferConfig, **own).read(argv, **settings)
+    defaults = dict(use_cpu=not gpu, bf16=gpu, report_to='none', output_dir=f"runs/{recipe or 'trl'}")
+    if recipe: defaults |= RECIPES[recipe]
+    return TrlOptions(GRPOWithReplayBufferConfig, **defaults).read(argv, **settings)
 
 # %% ../nbs/catalogue/recipes.ipynb #6e697cd5
 RECIPES = dict(   # name in `HUB_DATASETS`: defaults for the options
@@ -99,9 +99,9 @@ RECIPES = dict(   # name in `HUB_DATASETS`: defaults for the options
 # %% ../nbs/catalogue/recipes.ipynb #7c1f0a12
 def _load_rewards(r):
     "The rewards that were named; without any, the recipe's, or the check of <answer>…</answer>."
-    found = [load_reward(o) for o in r.reward or []]
-    if r.reward_model: found.append(r.reward_model)   # a model that TRL loads
-    return found or [length_reward if r.recipe=='tldr' else accuracy_reward]
+    funcs = [load_reward(o) for o in r.reward or []]
+    if r.reward_model: funcs.append(r.reward_model)   # a model that TRL loads
+    return funcs or [length_reward if r.recipe=='tldr' else accuracy_reward]
 
 def _load_rows(r, rows):
     "The problems: these rows, or those that `dataset` or the recipe names."

@@ -24,8 +24,8 @@ def extract_answer(
     text:str,  # what the model wrote
 )->str|None:   # the content of the last <answer>…</answer>, stripped
     "The answer a completion commits to; None when it doesn't."
-    found = re.findall(r'<answer>((?:(?!<answer>).)*?)</answer>', text, re.S)
-    return found[-1].strip() if found else None
+    answers = re.findall(r'<answer>((?:(?!<answer>).)*?)</answer>', text, re.S)
+    return answers[-1].strip() if answers else None
 
 # %% ../nbs/02_tasks.ipynb #9c0da2ff
 _JUDGES = {None:answers_match, '':answers_match, 'gsm8k':answers_match, 'few_shot':answers_match,

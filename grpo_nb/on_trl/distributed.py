@@ -49,8 +49,8 @@ class RowFormat(dict):
 
     def parts(self, piece:dict, lo:int, hi:int)->list:
         "Rows lo..hi-1 of a piece as int32 tensors that share its memory. ValueError for a missing name."
-        if absent := [k for k in self if k not in piece]:
-            raise ValueError(f'a stored piece has no {absent}: every group needs the same keys, on every '
+        if missing := [k for k in self if k not in piece]:
+            raise ValueError(f'a stored piece has no {missing}: every group needs the same keys, on every '
                 f'process and in every step')
         a,b = int(piece['lengths'][:lo].sum()),int(piece['lengths'][:hi].sum())
         parts = dict(prompt_ids=piece['prompt_ids'])
@@ -139,10 +139,10 @@ _MARKS = ('the history of the index','the random numbers','the rewards of this b
 
 def _check_agreement(marks:Tensor)->None:
     "RuntimeError on every rank when not all agree, with what differs and the ranks that differ from rank 0."
-    odd = marks!=marks[0]
-    if not odd.any(): return
-    what = ' and '.join(o for o,b in zip(_MARKS, odd.any(0).tolist()) if b)
-    raise RuntimeError(f'the processes disagree on {what}: ranks {odd.any(1).nonzero()[:,0].tolist()} '
+    differs = marks!=marks[0]
+    if not differs.any(): return
+    what = ' and '.join(o for o,b in zip(_MARKS, differs.any(0).tolist()) if b)
+    raise RuntimeError(f'the processes disagree on {what}: ranks {differs.any(1).nonzero()[:,0].tolist()} '
         f'differ from rank 0. Their plans would differ, so nothing was exchanged. '
         'Give all ranks the same settings and seed, and rewards that do not depend on the rank')
 
@@ -188,10 +188,10 @@ class DrawResult:
 # %% ../../nbs/on_trl/distributed.ipynb #450c7d70
 def _draw(index, s, keys=None):
     "Pairs of a place and the `StoredGroup` that is to fill it: first those that were never sampled."
-    others = [g for g,d in enumerate(s.dead) if d and g not in s.unsampled]
-    prompt_keys = [keys[g] if keys else None for g in others]
-    first,then = index.draw_for_batch(len(s.unsampled), prompt_keys, s.step)
-    return [*zip(s.unsampled, first), *zip(others, then)]
+    dead = [g for g,d in enumerate(s.dead) if d and g not in s.unsampled]
+    prompt_keys = [keys[g] if keys else None for g in dead]
+    for_unsampled,for_dead = index.draw_for_batch(len(s.unsampled), prompt_keys, s.step)
+    return [*zip(s.unsampled, for_unsampled), *zip(dead, for_dead)]
 
 def _add(index, s, info, n):
     "Enter the living groups, whose rows are those of `info`, `n` on each process; their ids, by group."
@@ -281,12 +281,12 @@ class ShardedBuffer:
             if m.src!=me: continue
             send[m.dst] += row_format.parts(self._rows_here(drawn[m.at], m.first), m.lo-m.first, m.hi-m.first)
         sizes = [sum(m.words for m in moves if m.src==r and m.dst==me) for r in range(self.ranks.world)]
-        got = self.ranks.exchange([torch.cat(o) for o in send], sizes)
-        at,out = [0]*self.ranks.world,[]
+        received = self.ranks.exchange([torch.cat(o) for o in send], sizes)
+        offsets,out = [0]*self.ranks.world,[]
         for m in moves:
             if m.dst!=me: continue
-            words = got[m.src][at[m.src]:at[m.src]+m.words]
-            at[m.src] += m.words
+            words = received[m.src][offsets[m.src]:offsets[m.src]+m.words]
+            offsets[m.src] += m.words
             first = m.place*G-me*n
             out.append((first+m.lo, first+m.hi, row_format.unpack(words, drawn[m.at].data, m.lo, m.hi)))
         return out
@@ -317,9 +317,9 @@ class ShardedBuffer:
 
     def load_state_dict(self, state:dict)->None:
         "Go on where the same rank of as many processes stood. ValueError for another number of processes."
-        if (was := 'index' not in state)!=self.local:
+        if (is_local := 'index' not in state)!=self.local:
             kinds = ('sharded','local')
-            raise ValueError(f'the checkpoint has a {kinds[was]} replay buffer, this run a '
+            raise ValueError(f'the checkpoint has a {kinds[is_local]} replay buffer, this run a '
                 f'{kinds[self.local]} one: set `replay_scope`')
         if self.local: return self.index.load_state_dict(state)
         if state['world']!=self.ranks.world:

@@ -24,14 +24,14 @@ def assert_same_on_all_ranks(
     if len(set(ranks.gather(crc).flatten().tolist()))==1: return
     every = [None]*ranks.world
     dist.all_gather_object(every, text)
-    def who(k):
+    def describe(k):
         by = {}
         for r,o in enumerate(every): by.setdefault(o.get(k, 'not given'), []).append(r)
         return '' if len(by)==1 else f'`{k}` is '+' and '.join(f'{v[:80]} on rank{"s"*(len(r)>1)} '
             f'{", ".join(map(str, r))}' for v,r in by.items())
-    odd = [o for k in sorted({k for o in every for k in o}) if (o := who(k))]
-    raise ValueError(f'the processes were not given the same: {"; ".join(odd)}. Nothing was trained; start '
-        f'all with one settings file and one data set')
+    differing = [o for k in sorted({k for o in every for k in o}) if (o := describe(k))]
+    raise ValueError(f'the processes were not given the same: {"; ".join(differing)}. Nothing was trained; '
+        f'start all with one settings file and one data set')
 
 # %% ../../nbs/on_trl/ranks.ipynb #1a5fca17
 _groups = {}   # by default process group: one over gloo, which can say who is missing
@@ -42,10 +42,10 @@ def wait_for_all_ranks(
 )->None:
     "Wait until every rank is here. RuntimeError of torch, naming the ranks that did not come in time."
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size()==1: return
-    whole = dist.group.WORLD
-    if whole not in _groups:
-        _groups[whole] = whole if dist.get_backend()=='gloo' else dist.new_group(backend='gloo')
-    try: dist.monitored_barrier(_groups[whole], timedelta(seconds=timeout_s), wait_all_ranks=True)
+    world = dist.group.WORLD
+    if world not in _groups:
+        _groups[world] = world if dist.get_backend()=='gloo' else dist.new_group(backend='gloo')
+    try: dist.monitored_barrier(_groups[world], timedelta(seconds=timeout_s), wait_all_ranks=True)
     except RuntimeError as e:
         e.add_note(f'rank {dist.get_rank()} waited for all ranks after {what}')
         raise

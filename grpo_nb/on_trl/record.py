@@ -82,7 +82,7 @@ class RecordCallback(TrainerCallback):
         **kwargs:object,
     )->None:
         "Open the record. ValueError on every process if it can't be opened."
-        self.verdict,why,self.last = None,'',(0, 0)
+        self.verdict,error,self.last = None,'',(0, 0)
         self.announced.clear()
         resumed = state.global_step or None
         if state.is_world_process_zero:
@@ -91,10 +91,10 @@ class RecordCallback(TrainerCallback):
                 self.recorder = Recorder(args.output_dir, self.settings, resume_step=resumed,
                     max_mb=args.record_max_mb, run=self.trainer.run_id,
                     last_step=args.max_steps if args.max_steps>0 else None)
-            except ValueError as e: why = str(e)
+            except ValueError as e: error = str(e)
             warmup = args.get_warmup_steps(state.max_steps)
             if note := warmup_warning(warmup, state.max_steps): log.warning(note)
-        if why := next(filter(None, gather_object([why])), ''): raise ValueError(why)
+        if error := next(filter(None, gather_object([error])), ''): raise ValueError(error)
 
     def about(self)->dict:
         "The content of settings.json."

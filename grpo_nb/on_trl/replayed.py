@@ -49,9 +49,9 @@ class CheckedForward:
         f:Callable, model:Callable, ids:Tensor, mask:Tensor, T:int,  # as for `score`, a few rows
     )->None:
         "ValueError for a model to which padding makes a difference: a stored row comes back to another one."
-        what,off = self.fault(f, model, ids, mask, T)
+        fault,off = self.fault(f, model, ids, mask, T)
         name = type(self.trainer.accelerator.unwrap_model(model)).__name__
-        if what=='padding':
+        if fault=='padding':
             self.passes_positions = True
             if self.fault(f, model, ids, mask, T)[0]:
                 raise ValueError(f'{name} gives an answer other log-probs where padding stands before its '
@@ -59,12 +59,12 @@ class CheckedForward:
                     'come back with its own: set `replay_buffer_size=0`, or take another model')
             log.warning(f'{name} has absolute positions, which TRL counts with the padding: they are passed '
                 'to it, so that a stored group has its own wherever it comes back')
-        elif what:
+        elif fault:
             log.warning(f"TRL's log-probs are {off:.2g} nats a token from those of {name}'s own logits: it "
                 'may change them after the head in a way that TRL does not know')
         with torch.no_grad(), torch.random.fork_rng(), self.trainer.accelerator.autocast():
-            twice = [self.score(f, model, ids, mask, T)[0] for _ in range(2)]
-        if (twice[0]-twice[1]).abs().max()>1e-3:
+            logps = [self.score(f, model, ids, mask, T)[0] for _ in range(2)]
+        if (logps[0]-logps[1]).abs().max()>1e-3:
             log.warning(f'{name} has dropout, so each forward pass gives other log-probs, and the ratio of a '
                 'replayed token is partly noise: set `disable_dropout=True`')
 
@@ -98,8 +98,8 @@ def recompute_ref_logps(
     idx:list,                     # of some rows
 )->TrlRows:
     "Rows with new log-probs of the reference at `idx`."
-    some = unsplit_pixel_values_by_grid(rows[idx].data)
-    new = compute_logps(t, t.ref_model, some, batch_size=t.args.per_device_train_batch_size)
+    subset = unsplit_pixel_values_by_grid(rows[idx].data)
+    new = compute_logps(t, t.ref_model, subset, batch_size=t.args.per_device_train_batch_size)
     old = rows.ref_per_token_logps
     at = torch.tensor(idx, device=old.device)
     return rows.with_tensors(rows.data|dict(ref_per_token_logps=old.index_put((at,), new.to(old.dtype))))
@@ -179,8 +179,8 @@ class ReplayedRatios:
     def log(self)->None:
         "Log the ratios since the last time, of all processes."
         acc,metrics = self.trainer.accelerator,self.trainer._metrics['train']
-        mine = torch.stack([self.sums.get(k, _EMPTY_STATS) for k in ('replayed','fresh')])
-        every = acc.gather(mine[None].to(acc.device)).cpu()
+        sums = torch.stack([self.sums.get(k, _EMPTY_STATS) for k in ('replayed','fresh')])
+        every = acc.gather(sums[None].to(acc.device)).cpu()
         replayed,fresh = (ratio_row(merge_sums(o)) for o in every.unbind(1))
         self.sums = {}
         if replayed and fresh: metrics['clip_ratio/fresh_mean'] = [fresh['clip_frac']]

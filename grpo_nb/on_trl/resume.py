@@ -37,11 +37,11 @@ class _StepCallback(TrainerCallback):
     def on_step_begin(self, args, state, control, **kw): self.resume.note_beginning()
     def on_step_end(self, args, state, control, **kw):
         t = self.resume.trainer
-        got = int(signal.Signals[self.stop.signal]) if self.stop else 0
-        got = int(t.accelerator.gather(torch.tensor([got], device=t.accelerator.device)).max())
-        if not got: return
+        signum = int(signal.Signals[self.stop.signal]) if self.stop else 0
+        signum = int(t.accelerator.gather(torch.tensor([signum], device=t.accelerator.device)).max())
+        if not signum: return
         control.should_save = control.should_training_stop = True
-        t.stopped_by = signal.Signals(got).name
+        t.stopped_by = signal.Signals(signum).name
         log.warning(f'{t.stopped_by}: saving checkpoint-{state.global_step} and stopping; '
             f'{self.resume.how_to_go_on}')
 
@@ -217,20 +217,20 @@ def _need_files(has_files, checkpoint, which):
 def _load_state(self:Resume, checkpoint):
     t = self.trainer
     def load(rank): return load_state(state_file(checkpoint, rank))
-    here = sorted(int(p.stem[11:]) for p in Path(checkpoint).glob('grpo_state_*.pt'))
-    me,everywhere = t.args.process_index,gather_object([here])
+    ranks_here = sorted(int(p.stem[11:]) for p in Path(checkpoint).glob('grpo_state_*.pt'))
+    me,everywhere = t.args.process_index,gather_object([ranks_here])
     if not any(everywhere):
         return log.warning(f'{Path(checkpoint).name} has no state of ours: the replay buffer starts empty '
             'and a batch in progress is sampled again')
     _need_files(everywhere, checkpoint, 'any')
-    first = load(me if me in here else here[0])
+    first = load(me if me in ranks_here else ranks_here[0])
     self._check_same(first)
     t.run_id = first['run'] or t.run_id
     same,all_ranks = first['world']==t.args.world_size,range(first['world'])
     has_files = [r in o if same else {*all_ranks}<={*o} for r,o in enumerate(everywhere)]
     _need_files(has_files, checkpoint, 'their own' if same else 'all')
     if t.args.sync_ref_model:
-        ref = first['ref'] or next((ref for r in here if (ref := load(r)['ref'])), None)
+        ref = first['ref'] or next((ref for r in ranks_here if (ref := load(r)['ref'])), None)
         _need_files(gather_object([bool(ref)]), checkpoint, 'the reference model in any')
         _set_whole_weights(t.accelerator.unwrap_model(t.ref_model), ref)
     if same: self._set_state(first)
@@ -239,17 +239,19 @@ def _load_state(self:Resume, checkpoint):
 @patch
 def _check_same(self:Resume, s):
     "ValueError where it is other data, or stored groups would be trained on under other settings."
-    t,was = self.trainer,s['data']
-    if was and not t.args.ignore_data_skip and (how := describe_dataset_change(was, self.fingerprint)):
-        raise ValueError(f'the checkpoint was made on other data ({how}): give the same rows, or set '
+    t,stored = self.trainer,s['data']
+    change = stored and describe_dataset_change(stored, self.fingerprint)
+    if change and not t.args.ignore_data_skip:
+        raise ValueError(f'the checkpoint was made on other data ({change}): give the same rows, or set '
             '`ignore_data_skip=True` to continue with these from their beginning')
-    then,names = s['rewards'],list(t.reward_func_names)
-    if then!=names: log.warning(f'the checkpoint was trained on the rewards {then}, this run uses {names}')
-    moved,now = s['world']!=t.args.world_size,self.replay_settings()   # moved: redistributed
-    odd = [f'{k}={v}, this run has {now[k]}' for k,v in s['replay'].items()
-        if k in now and now[k]!=v and not (moved and k=='replay_buffer_size')]
-    if odd:
-        raise ValueError('the checkpoint was made with '+'; '.join(odd)+': set the same, or start a '
+    stored_names,names = s['rewards'],list(t.reward_func_names)
+    if stored_names!=names:
+        log.warning(f'the checkpoint was trained on the rewards {stored_names}, this run uses {names}')
+    is_resharded,settings = s['world']!=t.args.world_size,self.replay_settings()
+    changed = [f'{k}={v}, this run has {settings[k]}' for k,v in s['replay'].items()
+        if k in settings and settings[k]!=v and not (is_resharded and k=='replay_buffer_size')]
+    if changed:
+        raise ValueError('the checkpoint was made with '+'; '.join(changed)+': set the same, or start a '
             'new run from its weights')
     if t.args.replay_buffer_size and s['beta']==0 and t.beta!=0:
         raise ValueError(f'the checkpoint was made with beta=0, this run has {t.beta}: its stored '
@@ -303,8 +305,8 @@ def _newest(self:Resume):
     run = (read_json(Path(folder)/'settings.json') or {}).get('run')
     while True:
         newest = self._on_each_node(lambda: latest_complete_checkpoint(folder, run, at_most=at_most))
-        why = next((w for p,w in newest if p is None), '')
-        if why: return None,why
+        fault = next((w for p,w in newest if p is None), '')
+        if fault: return None,fault
         steps = {int(Path(p).name[11:]) for p,_ in newest}
         if len(steps)==1: break
         at_most = min(steps)
@@ -319,14 +321,14 @@ def find(self:Resume,
     "The path to resume from, the same checkpoint on every process. ValueError for none that is whole."
     if not what: return None
     if what in (True,'auto'):
-        path,why = self._newest()
-        if path is None and what is True: raise ValueError(why)
+        path,fault = self._newest()
+        if path is None and what is True: raise ValueError(fault)
         if path is None and checkpoint_folders(self.trainer.args.output_dir):   # `_begin` refuses whole ones
-            log.warning(f'{why}. This run starts from scratch')
+            log.warning(f'{fault}. This run starts from scratch')
         return path
     path = str(what)
-    if why := next(filter(None, self._on_each_node(lambda: checkpoint_error(path))), ''):
-        raise ValueError(f'{Path(path).name} is not whole: {why}. `resume_from_checkpoint=True` takes '
+    if fault := next(filter(None, self._on_each_node(lambda: checkpoint_error(path))), ''):
+        raise ValueError(f'{Path(path).name} is not whole: {fault}. `resume_from_checkpoint=True` takes '
             'the newest whole one')
     return path
 
@@ -341,9 +343,9 @@ def _begin(self:Resume):
         p = next((p for p in old if not checkpoint_error(p, goes_on=False)), None)
         return p and (p.name, checkpoint_error(p))
     if old := next(filter(None, self._on_each_node(whole)), None):
-        name,why = old
+        name,fault = old
         do = 'resume with `resume_from_checkpoint=True`, or'
-        if why: do = f'no run can go on from it ({why}), so'
+        if fault: do = f'no run can go on from it ({fault}), so'
         raise ValueError(f'{t.args.output_dir} holds {name} of an earlier run: {do} choose another '
             '`output_dir`')
 

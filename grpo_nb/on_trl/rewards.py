@@ -102,10 +102,10 @@ class CheckedRewards:
     def _raise_on_all_ranks(self, failed):
         "Raise on every process if a reward function failed on one, so that none waits for another."
         acc = self.trainer.accelerator
-        on = acc.gather(torch.tensor([len(failed)], device=acc.device)).nonzero()[:,0].tolist()
+        ranks = acc.gather(torch.tensor([len(failed)], device=acc.device)).nonzero()[:,0].tolist()
         if failed: raise failed[0]
-        if on:
-            raise RewardFailed(f'a reward function raised on rank {on[0]} at step '
+        if ranks:
+            raise RewardFailed(f'a reward function raised on rank {ranks[0]} at step '
                 f'{self.trainer.state.global_step}: its message stands there')
 
     def _count_unjudged(self, rewards):

@@ -125,15 +125,15 @@ def check_columns(
     for k,v in rows.data.items():
         if not isinstance(v, Tensor) or k in IMAGE_COLUMNS or k in rows.per_row: continue
         kind = rows.kind(k)
-        if kind: fits,need = v.shape[1:]==(widths[kind],),f'{widths[kind]} values in each'
-        elif k=='advantages': fits,need = v.ndim==1,'one value in each'
+        if kind: fits,needed = v.shape[1:]==(widths[kind],),f'{widths[kind]} values in each'
+        elif k=='advantages': fits,needed = v.ndim==1,'one value in each'
         else:   # what a new column holds in the padding is not known
             fits = v.ndim==1 or v.shape[1]==1 or v.shape[1] not in widths.values()
-            need = 'to know what a value for each token is in the padding'
+            needed = 'to know what a value for each token is in the padding'
         if not fits:
             raise ValueError(other_version('trl', f'hands over a batch whose column {k!r} has '
                 f'{tuple(v.shape[1:])} values in each row (prompts have {P} tokens, completions {C}); '
-                f'replay needs {need}'))
+                f'replay needs {needed}'))
 
 # %% ../../nbs/on_trl/rows.ipynb #efde3864
 def append_blank_rows(

@@ -32,15 +32,16 @@ def check_trl_api(
     "ImportError for a version of TRL or transformers without a name or a parameter that we rely on."
     for package,home,names in _PRIVATE_NAMES:
         where = home.__name__.rpartition('.')[2]
-        odd = [f'moved `{where}.{k}`' for k in names if not hasattr(home, k)]
-        for k,need in names.items():
-            if not need or odd: continue
+        missing = [f'moved `{where}.{k}`' for k in names if not hasattr(home, k)]
+        for k,parameters in names.items():
+            if not parameters or missing: continue
             have = inspect.signature(getattr(home, k)).parameters
             wrapper = any(o.kind is o.VAR_KEYWORD for o in have.values())   # somebody's, that hands all on
             if wrapper: continue
-            odd += [f'took the parameter `{o}` from `{where}.{k}`' for o in need.split() if o not in have]
-        if odd: raise ImportError(other_version(package, ' and '.join(odd)))
+            gone = [o for o in parameters.split() if o not in have]
+            missing += [f'took the parameter `{o}` from `{where}.{k}`' for o in gone]
+        if missing: raise ImportError(other_version(package, ' and '.join(missing)))
     if trainer is None: return
     vllm = ('_last_loaded_step',) if trainer.use_vllm else ()
-    odd = [f'moved `GRPOTrainer.{k}`' for k in _ATTRIBUTES+vllm if not hasattr(trainer, k)]
-    if odd: raise ImportError(other_version('trl', ' and '.join(odd)))
+    missing = [f'moved `GRPOTrainer.{k}`' for k in _ATTRIBUTES+vllm if not hasattr(trainer, k)]
+    if missing: raise ImportError(other_version('trl', ' and '.join(missing)))

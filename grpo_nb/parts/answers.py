@@ -91,9 +91,9 @@ def _judge_child():
             if limit: signal.alarm(0)
     for line in sys.stdin:
         kind,*args = json.loads(line)
-        try: found = dict(compare=compare, gym=gym)[kind](*args)
-        except Exception: found = False   # what can't be read is wrong
-        print(json.dumps(found), file=out, flush=True)
+        try: verdict = dict(compare=compare, gym=gym)[kind](*args)
+        except Exception: verdict = False   # what can't be read is wrong
+        print(json.dumps(verdict), file=out, flush=True)
 
 class _Judge:
     "Asks a child process, and ends it where an answer takes too long; any thread may ask."
@@ -103,9 +103,9 @@ class _Judge:
         line = json.dumps(question, default=str)+'\n'
         with self.lock:
             if self.child is None or self.child.poll() is not None: self.start()
-            found = self.reply(line, seconds)
-            if not found: self.close()
-        return json.loads(found) if found else False
+            verdict = self.reply(line, seconds)
+            if not verdict: self.close()
+        return json.loads(verdict) if verdict else False
 
     def start(self):
         self.close()

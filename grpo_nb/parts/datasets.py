@@ -61,12 +61,12 @@ def gym_dataset(
     require('n', n, is_int(n, 1), 'a whole number of 1 or more')
     require('split', split, split in ('train','test'), "'train' or 'test'")
     size = 40*n+4000
-    ds,rows,seen = _make_gym(name, size, (seed+1)*_STRIDE, config),[],set()
+    ds,rows,questions = _make_gym(name, size, (seed+1)*_STRIDE, config),[],set()
     for i in range(size):
         e = ds[i]
         q = e['question'].strip()
-        if q in seen or split_name(q)!=split: continue
-        seen.add(q)
+        if q in questions or split_name(q)!=split: continue
+        questions.add(q)
         rows.append(dict(prompt=_as_messages(q, system), answer=str(e['answer']),
                          task=e['metadata']['source_dataset'], entry=json.dumps(e, default=str)))
         if len(rows)==n: return Dataset.from_list(rows)

@@ -57,9 +57,9 @@ _PLAIN = ('torch.nn.modules.', 'transformers.models.qwen2.', 'transformers.model
 
 def _changed(m):
     "Is this module another than the family's own, or does a hook hang on it?"
-    own = type(m) is nn.Linear or type(m).__module__.startswith(_PLAIN)
+    is_torch = type(m) is nn.Linear or type(m).__module__.startswith(_PLAIN)
     hooks = m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
-    return not own or hooks or 'forward' in vars(m)
+    return not is_torch or hooks or 'forward' in vars(m)
 
 def fast_path_blocker(
     model:nn.Module,      # any model
@@ -132,8 +132,8 @@ class _FusedProduct(torch.autograd.Function):
         trained = [p for p in parts if p.requires_grad]
         dw = torch.mm(g.t(), x) if of_norm or trained else None
         dnorm = torch.mul(dw, plain, out=room).sum(0) if of_norm else None
-        found = iter(torch.autograd.grad(rows, trained, dw.mul_(norm)) if trained else ())
-        return None,None,dx,db,dnorm,*[next(found) if need else None for need in of_parts]
+        grads = iter(torch.autograd.grad(rows, trained, dw.mul_(norm)) if trained else ())
+        return None,None,dx,db,dnorm,*[next(grads) if need else None for need in of_parts]
 
 class Block(NamedTuple):
     "The weights of one transformer block, with those of its norms multiplied in."
@@ -278,8 +278,8 @@ class FusedDecoder:
     )->Tensor:           # (n, hidden), not yet normed
         "States after the last block."
         (B,P),Q,K,D = qm.shape,self.Q,self.K,self.D
-        first,own = qm.flatten().nonzero()[:,0],torch.eye(P, dtype=torch.bool, device=ids.device)
-        see = (qm[:,None] & own.cumsum(1).bool().t()) | own   # padding sees itself: no row is empty
+        first,diagonal = qm.flatten().nonzero()[:,0],torch.eye(P, dtype=torch.bool, device=ids.device)
+        see = (qm[:,None] & diagonal.cumsum(1).bool().t()) | diagonal   # padding sees itself: no row is empty
         see = see[:,None].repeat(1, 1, Q//K, 1)
         idx,sizes = [first]+[i for _,_,i,_ in pages],[B*P]+[len(r)*w for r,w,_,_ in pages]
         x,cis = self.embed[ids],self._rope_cis(pos)

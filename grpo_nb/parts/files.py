@@ -113,7 +113,7 @@ def page_table()->dict:
 
 def cache_dir()->Path:
     "The user's cache folder: `$GRPO_NB_CACHE`, else `grpo_nb` in the system's place for caches."
-    if own := os.environ.get('GRPO_NB_CACHE'): return Path(own).expanduser()
+    if folder := os.environ.get('GRPO_NB_CACHE'): return Path(folder).expanduser()
     if sys.platform=='win32': base = os.environ.get('LOCALAPPDATA') or '~/AppData/Local'
     elif sys.platform=='darwin': base = '~/Library/Caches'
     else: base = os.environ.get('XDG_CACHE_HOME') or '~/.cache'

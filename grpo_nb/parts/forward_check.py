@@ -26,9 +26,9 @@ def own_logps(
         tokens = row[real]
         logits = model(input_ids=tokens[None], attention_mask=torch.ones_like(tokens)[None]).logits[0]
         each = F.log_softmax(logits[:-1].float()/temperature, -1).gather(-1, tokens[1:,None])[:,0]
-        own = real[-T:]
-        n = int(own.sum())
-        if n: logps[own] = each[-n:]
+        answer_mask = real[-T:]
+        n = int(answer_mask.sum())
+        if n: logps[answer_mask] = each[-n:]
     return out
 
 # %% ../../nbs/parts/forward_check.ipynb #71d63096
@@ -47,13 +47,13 @@ def forward_fault(
     done = real[:,-T:]
     def distance(logps, own, done): return (logps.float()-own)[done].abs().mean().nan_to_num(0).item()
     with eval_mode(model):
-        own = own_logps(model, ids, real, T, temperature)
+        model_logps = own_logps(model, ids, real, T, temperature)
         padded = score(_pad_left(ids, more_padding, 0), _pad_left(mask, more_padding, 0), T)
-        off = worst(distance(padded, own, done))
+        off = worst(distance(padded, model_logps, done))
         if off<=tolerance: return '',off
-        alone = torch.zeros_like(own)
+        alone = torch.zeros_like(model_logps)
         for i,(row,there) in enumerate(zip(ids, real)):
             n = int(done[i].sum())
             logps = score(row[there][None], mask[i][there][None], max(n, 1))[0]
             if n: alone[i,done[i]] = logps.float()
-        return ('logits' if worst(distance(alone, own, done))>tolerance else 'padding'),off
+        return ('logits' if worst(distance(alone, model_logps, done))>tolerance else 'padding'),off

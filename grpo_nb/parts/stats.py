@@ -37,7 +37,7 @@ def paired_share_ci(
     from scipy.optimize import brentq
     if min(gained, lost)<0 or gained+lost>n or n<1:
         raise ValueError(f'{gained} gained and {lost} lost of {n} problems: need counts within 1 or more')
-    z,seen = 1.959963984540054,(gained-lost)/n
+    z,difference = 1.959963984540054,(gained-lost)/n
     def beyond(d, side):   # how far `seen` lies from the difference d, less z standard errors of it
         b = (2*n-gained+lost)*d-gained-lost
         root = max(0., b*b+8*n*lost*d*(1-d))**.5
@@ -45,8 +45,8 @@ def paired_share_ci(
         error = (n*max(0., 2*share+d*(1-d)))**.5
         return side*(gained-lost-n*d)-z*error
     step = 1e-9   # where nothing changed, the standard error of 0 is 0
-    return (-1. if lost==n else float(brentq(beyond, -1, seen-step, args=(1,))),
-        1. if gained==n else float(brentq(beyond, seen+step, 1, args=(-1,))))
+    return (-1. if lost==n else float(brentq(beyond, -1, difference-step, args=(1,))),
+        1. if gained==n else float(brentq(beyond, difference+step, 1, args=(-1,))))
 
 def mean_ci(
     x:list,  # numbers, one per seed; an array, a series or a tensor also goes

@@ -191,8 +191,8 @@ _MARK = 'QUESTION'   # in the place of a user's message
 
 def _before(tokenizer, role):
     "What the chat template writes before a first message of this role; '' where it knows none."
-    asked = [dict(role=role, content=_MARK)]
-    try: text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=False)
+    messages = [dict(role=role, content=_MARK)]
+    try: text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
     except Exception: return ''   # whatever a template raises; some know no system message
     return text.rpartition(_MARK)[0]
 
@@ -213,9 +213,9 @@ def check_rendered(
 )->None:
     "ValueError for a rendered conversation that holds the assistant's answer, as in data for SFT."
     if not is_rendered(tokenizer, prompt) or not _before(tokenizer, 'user'): return
-    asked = [dict(role='user', content=_MARK)]
+    messages = [dict(role='user', content=_MARK)]
     def behind(opened):
-        text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=opened)
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opened)
         return text.rpartition(_MARK)[2]
     end = behind(False)
     opening,closing = behind(True).removeprefix(end).strip().split('\n')[0],end.strip()
@@ -232,8 +232,8 @@ def opened_tags(
     prompt:str,  # text, as the model reads it
 )->str:          # such as '<think>\n'; '' where it ends otherwise
     "The thinking tags at the end of a prompt, opened or opened and closed: there the answer has begun."
-    found = _OPENED.search(prompt)
-    return found[0] if found else ''
+    tag = _OPENED.search(prompt)
+    return tag[0] if tag else ''
 
 def template_start(
     tokenizer:Callable,  # or a processor
@@ -241,8 +241,8 @@ def template_start(
 )->str:                  # such as '<think>\n'; '' where it writes nothing, or there is no template
     "The thinking tags that the chat template writes at the start of every answer."
     if '<think>' not in str(getattr(tokenizer, 'chat_template', None) or ''): return ''
-    asked,how = [dict(role='user', content='?')],dict(tokenize=False, add_generation_prompt=True)
-    return opened_tags(tokenizer.apply_chat_template(asked, **how, **kwargs))
+    messages,how = [dict(role='user', content='?')],dict(tokenize=False, add_generation_prompt=True)
+    return opened_tags(tokenizer.apply_chat_template(messages, **how, **kwargs))
 
 def _sees_start(func):
     "Can this reward judge an answer whose first tag is in the prompt, or does it ignore tags?"

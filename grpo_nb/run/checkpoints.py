@@ -138,14 +138,14 @@ def latest_complete_checkpoint(
     at_most:int|None=None, # the newest step that will do; None for any
 )->tuple:                 # (its path or None, the faults of newer ones)
     "The newest whole checkpoint of this run."
-    bad = []
+    faults = []
     for p in reversed(checkpoint_folders(output_dir)):
         if at_most is not None and int(p.name[11:])>at_most: continue
-        why,of = checkpoint_error(p),read_manifest(p).get('run')
-        if not why and run and of and of!=run: why = 'it is of another run'
-        if not why: return str(p),'; '.join(bad)
-        bad.append(f'{p.name}: {why}')
-    what = ': '.join([f'no whole checkpoint in {output_dir}', *filter(None, ['; '.join(bad)])])
+        fault,of = checkpoint_error(p),read_manifest(p).get('run')
+        if not fault and run and of and of!=run: fault = 'it is of another run'
+        if not fault: return str(p),'; '.join(faults)
+        faults.append(f'{p.name}: {fault}')
+    what = ': '.join([f'no whole checkpoint in {output_dir}', *filter(None, ['; '.join(faults)])])
     return None,f'{what}. Start without resuming, or copy a whole one there'
 
 def last_checkpoint(
@@ -154,9 +154,9 @@ def last_checkpoint(
     tell:Callable=print,  # called with a line on newer ones that are damaged
 )->str:                   # path of the newest whole one of this run
     "The newest checkpoint that is whole. ValueError when there is none, with the fault of each."
-    path,over = latest_complete_checkpoint(output_dir, run)
-    if path is None: raise ValueError(over)
-    if over: tell(f'passed over {over}')
+    path,faults = latest_complete_checkpoint(output_dir, run)
+    if path is None: raise ValueError(faults)
+    if faults: tell(f'passed over {faults}')
     return path
 
 # %% ../../nbs/run/checkpoints.ipynb #5b52ec0a

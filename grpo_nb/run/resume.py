@@ -106,28 +106,29 @@ def check_checkpoint(
 )->Path:
     "`path`, if this run can go on from it. ValueError for a damaged file, other settings, or other data."
     path = Path(path)
-    if why := checkpoint_error(path):
+    if fault := checkpoint_error(path):
         whole = [o.name for o in checkpoint_folders(path.parent) if not checkpoint_error(o)]
-        raise ValueError(f'{path} is no whole checkpoint: {why}. Resume from another one; there are {whole}')
+        raise ValueError(f'{path} is no whole checkpoint: {fault}. Resume from another one; '
+            f'there are {whole}')
     meta,now = read_manifest(path),json_args(s)
     anew = f'or start a new run from its weights, `load_model({str(path)!r})`'
     if 'args' not in meta:
         raise ValueError(f'{path} is a checkpoint of a run on TRL: resume it by its own trainer, {anew}')
-    then = {k:v for k,v in meta['args'].items() if k not in _MAY_CHANGE_ON_RESUME and v!=now.get(k)}
-    if odd := '; '.join(f'{k}: {v} then, {now.get(k)} now' for k,v in then.items()):
-        raise ValueError(f'the checkpoint was made with other settings ({odd}): use the same, {anew}')
-    if how := describe_dataset_change(meta['dataset'], s.dataset_fingerprint):
-        raise ValueError(f'{path.name} was made on other data ({how}): give the same rows, {anew}')
+    changed = {k:v for k,v in meta['args'].items() if k not in _MAY_CHANGE_ON_RESUME and v!=now.get(k)}
+    if changes := '; '.join(f'{k}: {v} then, {now.get(k)} now' for k,v in changed.items()):
+        raise ValueError(f'the checkpoint was made with other settings ({changes}): use the same, {anew}')
+    if change := describe_dataset_change(meta['dataset'], s.dataset_fingerprint):
+        raise ValueError(f'{path.name} was made on other data ({change}): give the same rows, {anew}')
     _warn_of_change(s, path, meta)
     return path
 
 def _warn_of_change(s, path, meta):
-    was,now = meta['rewards'],reward_names(s.reward_funcs)
-    if was!=now: warnings.warn(f'{path.name} was trained on the rewards {was}, this run uses {now}')
-    was,now,kind = meta['args']['max_steps'],s.args.max_steps,s.args.lr_scheduler_type
-    if was!=now and kind!='constant':
-        warnings.warn(f'max_steps: {was} then, {now} now. The {kind} learning rate ends at max_steps, so it '
-            'jumps here; with the old max_steps it continues unchanged')
+    before,now = meta['rewards'],reward_names(s.reward_funcs)
+    if before!=now: warnings.warn(f'{path.name} was trained on the rewards {before}, this run uses {now}')
+    before,now,kind = meta['args']['max_steps'],s.args.max_steps,s.args.lr_scheduler_type
+    if before!=now and kind!='constant':
+        warnings.warn(f'max_steps: {before} then, {now} now. The {kind} learning rate ends at max_steps, so '
+            'it jumps here; with the old max_steps it continues unchanged')
 
 # %% ../../nbs/run/resume.ipynb #0fac39be
 def load_checkpoint(
@@ -158,10 +159,10 @@ def resolve_checkpoint(
         resume = last_checkpoint(folder, tell=warnings.warn)
     checkpoint = check_checkpoint(s, resume) if resume else None
     run = read_manifest(checkpoint).get('run') if checkpoint else None
-    there = checkpoint_folders(folder) if folder else []
-    other = [o for o in there if not checkpoint or read_manifest(o).get('run', run)!=run]
-    if not other: return checkpoint
-    raise ValueError(f'{folder} holds {other[-1].name} of an earlier run: '
+    folders = checkpoint_folders(folder) if folder else []
+    of_others = [o for o in folders if not checkpoint or read_manifest(o).get('run', run)!=run]
+    if not of_others: return checkpoint
+    raise ValueError(f'{folder} holds {of_others[-1].name} of an earlier run: '
         +('' if checkpoint else 'resume with resume_from_checkpoint=True, or ')+'choose another output_dir')
 
 def resume_run(

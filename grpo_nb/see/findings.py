@@ -302,11 +302,11 @@ class Rule:
         cols = [r.pair(k) for k in self.needs]
         least = limits.pop('rows', self.rows) if cols else 1
         if any(len(x)<(1 if i else least) for i,(_,x) in enumerate(cols)): return None
-        seen = self.test(r, *[x for _,x in cols], **limits)
-        if not seen: return None
-        if isinstance(seen, str): seen = dict(evidence=seen)
+        outcome = self.test(r, *[x for _,x in cols], **limits)
+        if not outcome: return None
+        if isinstance(outcome, str): outcome = dict(evidence=outcome)
         fields = dict(message=' '.join(self.test.__doc__.split()), remedy=0, causes=tuple(self.causes),
-            confidence=self.confidence, fault=self.fault)|(seen if isinstance(seen, dict) else {})
+            confidence=self.confidence, fault=self.fault)|(outcome if isinstance(outcome, dict) else {})
         at = fields.pop('since', None)   # a place in the first column, or a mask over it
         if at is not None: fields['step'] = _since(cols[0][0], at) if np.ndim(at) else float(cols[0][0][at])
         fields['evidence'] = '; '.join(o for o in [fields.get('evidence'), *map(r.describe, self.tells)] if o)
@@ -334,13 +334,14 @@ def _around(name):
 @rule('not-a-number')
 def _not_a_number(r:RunColumns, rows:int=1, reward_rows:int=3)->dict|None:
     "loss or gradient became NaN: weights updated with it are unusable"
-    found = {k:at for k in ('loss','grad_norm','entropy','kl') if len(at := r.nonfinite_steps(k))>=rows
+    at_steps = {k:at for k in ('loss','grad_norm','entropy','kl') if len(at := r.nonfinite_steps(k))>=rows
         and (k in ('loss','grad_norm') or len(r(k)))}   # the other two may never have been numbers
     at = r.nonfinite_steps('reward')
-    if len(r('reward')) and len(at)>=reward_rows and at[-1]==r.steps[-1]: found['reward'] = at
-    if found:
-        evidence = '; '.join(f'{k} is no number in {len(at)} of {len(r.rows)} rows' for k,at in found.items())
-        return dict(evidence=evidence, step=min(at[0] for at in found.values()), reads=[*found])
+    if len(r('reward')) and len(at)>=reward_rows and at[-1]==r.steps[-1]: at_steps['reward'] = at
+    if at_steps:
+        n = len(r.rows)
+        evidence = '; '.join(f'{k} is no number in {len(at)} of {n} rows' for k,at in at_steps.items())
+        return dict(evidence=evidence, step=min(at[0] for at in at_steps.values()), reads=[*at_steps])
     gone = {k:s for k in ('loss','grad_norm') if (s := r.stopped_at(k)) is not None}
     if not gone: return None
     evidence = '; '.join(f'{k} is not logged after step {s:g}, while the reward is' for k,s in gone.items())
@@ -568,10 +569,10 @@ def _no_gradient(r:RunColumns, g:np.ndarray, share:float=.25)->dict|None:
     if known.any() and lives.sum()<share*len(g): return None   # dead groups explain it
     late = (g[len(g)//2:]==0).mean()
     evidence = f'{(g==0).mean():.0%} of {len(g)} rows have grad_norm 0, {late:.0%} in the second half'
-    seen = dict(evidence=evidence, since=np.flatnonzero(g==0)[0])
+    outcome = dict(evidence=evidence, since=np.flatnonzero(g==0)[0])
     message = 'many steps have a gradient of exactly 0, though groups live: what was computed does not ' \
         'reach the weights'
-    return seen|(dict(confidence='certain', message=message) if known.any() else {})
+    return outcome|(dict(confidence='certain', message=message) if known.any() else {})
 
 @rule('replay-too-old')
 def _replay_old(r:RunColumns, age:np.ndarray, ess:float=.5, clip:float=.3)->bool:
@@ -639,8 +640,8 @@ def _within(rows, length):
 # %% ../../nbs/see/findings.ipynb #1169c086
 def _others_fell(r:RunColumns, share:float=.4, least:float=.02)->list:
     "Second opinions that were higher before, as text."
-    seen = r.rewards()|{k:x for k,(_,x) in r.held_out().items()}
-    return [f'{k} {fell[0]:.2g} at its best, {fell[1]:.2g} at the end' for k,x in seen.items()
+    curves = r.rewards()|{k:x for k,(_,x) in r.held_out().items()}
+    return [f'{k} {fell[0]:.2g} at its best, {fell[1]:.2g} at the end' for k,x in curves.items()
         if (fell := drop_from_peak(x, share, 2, 4)) and fell[0]>least]
 
 def _held_gains(r:RunColumns, evals:int=6, rows:int=40)->list:
@@ -764,9 +765,9 @@ def _drowned(r:RunColumns, share:float=.01)->dict|None:
 
 def _spreads(groups):
     "Mean deviation within groups of each reward function."
-    seen = [{k:np.std(x) for k,x in (o.get('rewards_by_func') or {}).items() if x and None not in x}
+    deviations = [{k:np.std(x) for k,x in (o.get('rewards_by_func') or {}).items() if x and None not in x}
         for o in groups]
-    return pd.DataFrame(seen).mean().to_dict()
+    return pd.DataFrame(deviations).mean().to_dict()
 
 # %% ../../nbs/see/findings.ipynb #3b00de96
 @rule('entropy-collapse')
@@ -825,13 +826,13 @@ def diagnose_rows(
 )->Findings:
     "What the numbers of a run show to be wrong, faults first; empty for a healthy run."
     look = RunColumns(rows, groups, settings)
-    found = [f for rule in RULES.values() if (f := rule(look))]
-    names = {f.name for f in found}
-    under = {n for f in found for n in f.causes if n!=f.name}
-    folded = {n for f in found if f.name not in under for n in f.causes}
-    for f in found:
+    findings = [f for rule in RULES.values() if (f := rule(look))]
+    names = {f.name for f in findings}
+    under = {n for f in findings for n in f.causes if n!=f.name}
+    folded = {n for f in findings if f.name not in under for n in f.causes}
+    for f in findings:
         if f.name not in folded: f.caused_here = tuple(n for n in f.causes if n in names and n!=f.name)
-    out = Findings(sorted((f for f in found if f.name not in folded), key=lambda f: not f.fault))
+    out = Findings(sorted((f for f in findings if f.name not in folded), key=lambda f: not f.fault))
     out.missing = look.missing
     return out
 

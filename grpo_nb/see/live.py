@@ -42,10 +42,10 @@ def copy_jax(
     to:Path,   # a folder; it is made
 )->None:
     "Copy jax-js and its licence into a folder, without what it keeps for graphics cards."
-    kept = 'dist/index.js', 'dist/backend-*.js', 'dist/rolldown-*.js', 'LICENSE*'
-    found = [f for k in kept for f in sorted(npm_package(JAX).glob(k))]
+    patterns = 'dist/index.js', 'dist/backend-*.js', 'dist/rolldown-*.js', 'LICENSE*'
+    files = [f for k in patterns for f in sorted(npm_package(JAX).glob(k))]
     to.mkdir(parents=True, exist_ok=True)
-    for f in found: shutil.copyfile(f, to/f.name)
+    for f in files: shutil.copyfile(f, to/f.name)
 
 # %% ../../nbs/see/live.ipynb #85b1ee16
 def write_live(
@@ -74,10 +74,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self)->None:
         "PermissionError, KeyError and ValueError of the function become 403, 404 and 409."
         at,port = urlsplit(self.path),self.server.server_port
-        asked = {k:v[0] for k,v in parse_qs(at.query).items()}
+        query = {k:v[0] for k,v in parse_qs(at.query).items()}
         here = self.headers.get('Host') in (f'127.0.0.1:{port}', f'localhost:{port}')
         if not here: return self.say(403, b'wrong host')
-        try: self.say(200, *self.server.answer(at.path, asked))
+        try: self.say(200, *self.server.answer(at.path, query))
         except PermissionError as e: self.say(403, str(e).encode())
         except KeyError: self.say(404, b'no such page')
         except ValueError as e: self.say(409, str(e).encode('utf-8', 'replace'))

@@ -80,8 +80,8 @@ def _replay_options(strategy):
     buffer = getattr(strategy, 'buffer', None)
     if not hasattr(buffer, 'max_size') or not is_dataclass(buffer): return {}
     options = {f.name:getattr(buffer, f.name) for f in fields(buffer)}
-    own = {k:getattr(strategy, k, False) for k in ('same_prompt_first','force_ratio_one')}
-    return options|own|dict(buffer_size=options.pop('max_size'))
+    flags = {k:getattr(strategy, k, False) for k in ('same_prompt_first','force_ratio_one')}
+    return options|flags|dict(buffer_size=options.pop('max_size'))
 
 class RunMonitor(TrainCallback):
     "Callback: progress bar, record, warnings, and the verdict at the end."

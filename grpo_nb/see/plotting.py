@@ -87,16 +87,16 @@ def merge_shades(
     inside = row[:-2]&row[1:-1]&row[2:]&column              # a pixel and its eight neighbors are alike
     area = np.bincount(middle[1:-1][inside], minlength=256)
     exact = (area>8)|(count>.001*pixels.size)
-    kept,new = [],np.zeros(256, dtype=np.uint8)
+    shades,new = [],np.zeros(256, dtype=np.uint8)
     by_use = sorted(np.flatnonzero(count), key=lambda i: (not exact[i], -count[i], *palette[i]))
     for i in by_use:
-        apart = np.abs(palette[kept]-palette[i]).max(1)
-        if exact[i] or not kept or apart.min()>=within:
-            new[i] = len(kept)
-            kept.append(i)
+        apart = np.abs(palette[shades]-palette[i]).max(1)
+        if exact[i] or not shades or apart.min()>=within:
+            new[i] = len(shades)
+            shades.append(i)
         else: new[i] = apart.argmin()
     fewer = Image.fromarray(new[pixels])
-    fewer.putpalette(palette[kept].ravel().tolist())   # which makes of its levels the palette's numbers
+    fewer.putpalette(palette[shades].ravel().tolist())   # which makes of its levels the palette's numbers
     return fewer
 
 # %% ../../nbs/see/plotting.ipynb #032c1ed2

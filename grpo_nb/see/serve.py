@@ -27,8 +27,8 @@ class _Reader:
             if stamp!=self.stamp: self.pages,self.stamp = PackedRun(open_run(self.folder)),stamp
             return self.pages
 
-    def answer(self, path, asked):
-        if not hmac.compare_digest(asked.get('token', '').encode('utf-8', 'replace'), self.token.encode()):
+    def answer(self, path, query):
+        if not hmac.compare_digest(query.get('token', '').encode('utf-8', 'replace'), self.token.encode()):
             raise PermissionError('the address needs the token that `grpo_nb watch` printed')
         if path=='/':
             html = html_page(self.folder.name, json.dumps(dict(token=self.token)), _START)
@@ -36,7 +36,7 @@ class _Reader:
         pages = self.now()
         makers = {'/stamp': lambda: self.stamp.encode(),
             '/packed': lambda: as_json(pages.packed()).encode('ascii'),
-            '/block': lambda: pages.block(int(asked['b']))}
+            '/block': lambda: pages.block(int(query['b']))}
         return makers[path](),'application/octet-stream'
 
 _START = 'await watch(root, JSON.parse(document.getElementById("data").textContent).token);'

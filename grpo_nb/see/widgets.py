@@ -65,8 +65,8 @@ def _frame(drawn, caption):
 def _own_names(html, prefix):
     "`html` with every id, and every reference to one, starting with `prefix`."
     ids = set(re.findall(r'\bid="([^"]+)"', html))
-    own = lambda m: m[1]+(prefix if m[2] in ids else '')+m[2]
-    return re.sub(r'(\bid="|url\(#|href="#)([^")]+)', own, html)
+    renamed = lambda m: m[1]+(prefix if m[2] in ids else '')+m[2]
+    return re.sub(r'(\bid="|url\(#|href="#)([^")]+)', renamed, html)
 
 # %% ../../nbs/see/widgets.ipynb #459bf936
 _NARROW = dict(display='flex', flex_flow='row wrap', align_items='center')

@@ -280,15 +280,15 @@ class RLZVP(DeadGroupStrategy):
         dead,m = self.find_dead(batch, dead),batch.completion_mask
         A = batch.advantages if batch.advantages.ndim==3 else batch.advantages[...,None]*m
         mean = batch.rewards.nanmean(1)
-        heard = dead & ~mean.isnan()
-        if heard.any():
+        judged = dead & ~mean.isnan()
+        if judged.any():
             if logps_fn is None:
                 raise ValueError('this strategy needs `logps_fn`, a function that gives entropies')
             H = logps_fn(batch)[1]*m
             praise = (mean>=self.right)[:,None,None]
             shaped = torch.where(praise, H, H-H.amax(2, keepdim=True))*self.alpha*m
-            A = torch.where(heard[:,None,None], shaped, A)
-        return self.make_result(replace(batch, advantages=A), dead, ~dead|heard)
+            A = torch.where(judged[:,None,None], shaped, A)
+        return self.make_result(replace(batch, advantages=A), dead, ~dead|judged)
 
 # %% ../../nbs/variants/strategies.ipynb #adec92a2
 @register(STRATEGIES, 'same_prompt')

@@ -25,18 +25,18 @@ def _single_rewards(rows, at):
 
 def _by_key(rows, at, step):
     "(rows by step and name of their group; how they were found if that needs a remark, or '')"
-    def asked(o): return plain_text(o.get(at['prompt']))
-    def given(o): return asked(o) if o.get(at.get('group')) is None else str(o[at['group']])
+    def prompt_of(o): return plain_text(o.get(at['prompt']))
+    def given(o): return prompt_of(o) if o.get(at.get('group')) is None else str(o[at['group']])
     def step_of(o):
         s = finite_number(o.get(at.get('step')))
         return step if s is None else int(s)
-    found = groupby(rows, lambda o: (step_of(o), given(o)))
-    if 'group' not in at or max(map(len, found.values()))>1: return found,''
+    groups = groupby(rows, lambda o: (step_of(o), given(o)))
+    if 'group' not in at or max(map(len, groups.values()))>1: return groups,''
     begun = groupby(rows, lambda o: (step_of(o), group_of_id(given(o))))
-    found = groupby(rows, lambda o: (step_of(o), asked(o)))
+    groups = groupby(rows, lambda o: (step_of(o), prompt_of(o)))
     its = f"each answer has its own id in `{at['group']}`: those of one step "
     if max(map(len, begun.values()))>1: return begun,its+'that differ in their last two numbers are a group.'
-    return found,its+'to one prompt are a group.'
+    return groups,its+'to one prompt are a group.'
 
 def rows_to_groups(
     rows:list,           # dicts, one per completion
@@ -47,13 +47,13 @@ def rows_to_groups(
     if not rows: return [],0,''
     at = find_columns(column_names(rows), columns)
     singles = _single_rewards(rows, at)
-    found,how = _by_key(rows, at, step)
+    groups,how = _by_key(rows, at, step)
     out,count = [],Counter()
-    for (s,key),g in sorted(found.items(), key=lambda kv: kv[0][0]):
+    for (s,key),g in sorted(groups.items(), key=lambda kv: kv[0][0]):
         if len(g)<2: continue
         out.append(_group(g, at, singles)|dict(step=s, group=count[s], prompt_key=key[:200]))
         count[s] += 1
-    return out,sum(len(g)<2 for g in found.values()),how
+    return out,sum(len(g)<2 for g in groups.values()),how
 
 def _group(rows, at, singles):
     "The fields of a group."

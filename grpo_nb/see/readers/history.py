@@ -20,18 +20,18 @@ def _is_curve(name):
 
 def _split_launches(rows):
     "Rows cut where steps go back and a metric is logged again; and {metric: steps with several values}."
-    launches,seen,last,several = [[]],{},-math.inf,{}
+    launches,values,last,several = [[]],{},-math.inf,{}
     for o in rows:
         step = o['step']
-        again = [k for k in o if _is_curve(k) and (step, k) in seen and seen[step, k]!=o[k]]
+        again = [k for k in o if _is_curve(k) and (step, k) in values and values[step, k]!=o[k]]
         if step<last and not all(k.startswith('eval') for k in again):
             launches.append([])
-            seen = {at:v for at,v in seen.items() if at[0]<step}   # a resumed run goes on from there
+            values = {at:v for at,v in values.items() if at[0]<step}   # a resumed run goes on from there
             last = -math.inf
         else:
             for k in again: several.setdefault(k, set()).add(step)
         launches[-1].append(o)
-        seen |= {(step, k):v for k,v in o.items()}
+        values |= {(step, k):v for k,v in o.items()}
         last = max(last, step)
     return launches,several
 
@@ -144,10 +144,10 @@ def read_events(
         acc.Reload()
         scalars = [(tag, e) for tag in acc.Tags()['scalars'] for e in acc.Scalars(tag)]
         scalars.sort(key=lambda o: o[1].wall_time)   # as they were written
-        found = [{'step':e.step, tag:e.value} for tag,e in scalars]
-        steps = [o['step'] for o in found]
-        if found: spans.append(f'{f.parent.name} (steps {min(steps)} to {max(steps)})')
-        rows += found
+        points = [{'step':e.step, tag:e.value} for tag,e in scalars]
+        steps = [o['step'] for o in points]
+        if points: spans.append(f'{f.parent.name} (steps {min(steps)} to {max(steps)})')
+        rows += points
     return rows,[f'{len(spans)} event files: {", ".join(spans[:6])}{" …"*(len(spans)>6)}.']*(len(spans)>1)
 
 # %% ../../../nbs/see/readers/history.ipynb #hst00013

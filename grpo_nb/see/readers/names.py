@@ -93,6 +93,6 @@ def split_messages(
     start:int|None=None, # how many of them are the prompt; None: up to the last one of a user
 )->tuple:           # (prompt, completion) as text
     "A conversation as prompt and completion."
-    asked = [i+1 for i,m in enumerate(messages) if m.get('role')=='user']
-    if start is None: start = asked[-1] if asked else 0
+    after_user = [i+1 for i,m in enumerate(messages) if m.get('role')=='user']
+    if start is None: start = after_user[-1] if after_user else 0
     return tuple(as_text(o) if o else '' for o in (messages[:start], messages[start:]))

@@ -88,10 +88,10 @@ def _separated(text, name):
 
 def _json_lines(text, name):
     "Rows of JSON lines, and notes; of what a run printed where no line is JSON."
-    found = [_parsed(o) for o in text.split('\n') if o.strip()]
-    rows = [o for o in found if isinstance(o, dict)]
+    objects = [_parsed(o) for o in text.split('\n') if o.strip()]
+    rows = [o for o in objects if isinstance(o, dict)]
     if not rows and _printed(text)[0]: return _printed(text)
-    bad = len(found)-len(rows)
+    bad = len(objects)-len(rows)
     return rows,[f'{bad} lines could not be read and are left out.']*bool(bad)
 
 def _json_rows(text, name):
@@ -116,9 +116,9 @@ def _runs_by_column(rows):
     named = [k for k in names if ' - ' in k and is_metric(canonical_metric(k))]
     out = {}
     for run in dict.fromkeys(k.rpartition(' - ')[0] for k in named):
-        own = [k for k in names if k.startswith(f'{run} - ')]
-        own_rows = [o for o in rows if any(to_float(o.get(k)) is not None for k in own)]
-        out[run] = [{k:v for k,v in o.items() if k in own or ' - ' not in k} for o in own_rows]
+        columns = [k for k in names if k.startswith(f'{run} - ')]
+        own_rows = [o for o in rows if any(to_float(o.get(k)) is not None for k in columns)]
+        out[run] = [{k:v for k,v in o.items() if k in columns or ' - ' not in k} for o in own_rows]
     return out
 
 def _runs_by_row(rows):
@@ -136,10 +136,10 @@ def only_one_run(
     if len(runs)<2: runs = _runs_by_row(rows)
     if len(runs)<2: return rows,[]
     longest = max(map(len, runs.values()))
-    own = [k for k,o in runs.items() if len(o)==longest][-1]
+    run = [k for k,o in runs.items() if len(o)==longest][-1]
     sizes = ', '.join(f'{k!r} ({len(o)} rows)' for k,o in [*runs.items()][:6])+' …'*(len(runs)>6)
-    note = f'{name} holds {len(runs)} runs, {sizes}: this is {own!r}, and the others are not read.'
-    return runs[own],[note]
+    note = f'{name} holds {len(runs)} runs, {sizes}: this is {run!r}, and the others are not read.'
+    return runs[run],[note]
 
 # %% ../../../nbs/see/readers/table.ipynb #tbl00012
 _EVALUATION = {'eval','evaluation','val','valid','validation','test','dev','held_out','held-out','heldout'}
@@ -154,7 +154,8 @@ def without_evaluations(
     name:str,   # of the file
 )->tuple:       # (rows, notes)
     "The rows of training, and a note on those of an evaluation; all of them where there are no others."
-    kept = [o for o in rows if not _is_evaluation(o)]
-    if len(kept)==len(rows): return rows,[]
-    if not kept: return rows,[f'{name}: all rows are of an evaluation.']
-    return kept,[f'{name}: {len(rows)-len(kept)} of {len(rows)} rows are of an evaluation and left out.']
+    training = [o for o in rows if not _is_evaluation(o)]
+    if len(training)==len(rows): return rows,[]
+    if not training: return rows,[f'{name}: all rows are of an evaluation.']
+    n = len(rows)-len(training)
+    return training,[f'{name}: {n} of {len(rows)} rows are of an evaluation and left out.']

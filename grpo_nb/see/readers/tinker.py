@@ -15,9 +15,9 @@ def summary_rows(
     "A row of tinker's rollout summaries."
     if o.get('split')=='eval': return 'an evaluation'
     traces = [s.get('trace') or {} for s in o['steps']]
-    asked = [m for t in traces[:1] for m in (t.get('prompt') or {}).get('messages') or []]
+    messages = [m for t in traces[:1] for m in (t.get('prompt') or {}).get('messages') or []]
     answered = [m for t in traces for m in (t.get('completion') or {}).get('messages') or []]
-    prompt,completion = split_messages(asked+answered, len(asked))
+    prompt,completion = split_messages(messages+answered, len(messages))
     return [dict(prompt=prompt or f"group {o['group_idx']}", completion=completion, step=o.get('iteration'),
         reward=o.get('total_reward'), group_id=o['group_idx'],
         n_tokens=sum(s.get('ac_len') or 0 for s in o['steps']),

@@ -36,18 +36,18 @@ def read_trackio(
         with closing(sqlite3.connect(f'{path.resolve().as_uri()}?mode=ro', uri=True)) as db:
             def has(table): return {row[1] for row in db.execute(f'pragma table_info({table})')}
             which = 'run_id' if 'run_id' in has('metrics') else 'run_name'   # two runs may have one name
-            found = db.execute(f'select {which}, run_name, step, metrics from metrics order by id').fetchall()
+            events = db.execute(f'select {which}, run_name, step, metrics from metrics order by id').fetchall()
             of = f'select {which}, step, messages, metadata from traces order by rowid'
             traced = db.execute(of).fetchall() if has('traces') else []
     except sqlite3.Error as e:
         raise ValueError(f'{path.name} is no project of trackio, which has a table `metrics` with run_name, '
                          f'step and metrics ({e})') from None
-    runs = {o[0]:o[1] for o in found}
+    runs = {o[0]:o[1] for o in events}
     if not runs: raise ValueError(f'{path.name} has no run yet: log at least one step')
     newest,others = [*runs][-1],[*runs.values()][:-1]
     notes = [f'{path.name} holds {len(runs)} runs; this is {runs[newest]!r}. Not read: '
         f'{", ".join(map(str, others[:5]))}{" …"*(len(others)>5)}.']*bool(others)
-    logged = [(step, _parsed(text, dict)) for run,_,step,text in found if run==newest]
+    logged = [(step, _parsed(text, dict)) for run,_,step,text in events if run==newest]
     traces = [dict(step=step, messages=_parsed(m, list), metadata=_parsed(about, dict))
         for run,step,m,about in traced if run==newest]
     whole = [o for o in traces if None not in (o['messages'], o['metadata'])]

@@ -26,9 +26,9 @@ def _dict_in(text):
     for o in (text, re.sub(r'[\r\n]+', '', text)):
         o = _NO_NUMBER.sub(r"'\1'", unwrap_numbers(o))
         for read in (json.loads, ast.literal_eval):
-            try: found = read(o)
+            try: value = read(o)
             except (MemoryError, SyntaxError, TypeError, ValueError): continue
-            if isinstance(found, dict) and all(isinstance(k, str) for k in found): return found
+            if isinstance(value, dict) and all(isinstance(k, str) for k in value): return value
 
 def is_metric(
     name:str,  # under our names
