@@ -135,10 +135,10 @@ def import_object(
     if not hasattr(m, name):
         there = [k for k,v in vars(m).items() if callable(v) and getattr(v, '__module__', None)==m.__name__]
         raise ValueError(f'`{path}` has no `{name}`; it has: {", ".join(there) or "no functions"}')
-    found = getattr(m, name)
-    if not callable(found):
-        raise ValueError(f'`{name}` in `{path}` is {type(found).__name__}, needs to be a function')
-    return found
+    obj = getattr(m, name)
+    if not callable(obj):
+        raise ValueError(f'`{name}` in `{path}` is {type(obj).__name__}, needs to be a function')
+    return obj
 
 # %% ../../nbs/parts/registry.ipynb #cde05ec7
 def did_you_mean(

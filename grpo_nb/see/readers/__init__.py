@@ -94,8 +94,8 @@ def _files(folder):
     kinds = 'metrics.jsonl','*.csv','*.jsonl','*.db','*.log','*.tsv'
     logs = [f for p in kinds for f in sorted(folder.glob(p)) if f.name not in _OURS]
     known,ours = load_rules('names')['files']['rollouts'],(*_OURS,'metrics.jsonl')
-    found = next(filter(None, ([f for f in folder.glob(p) if f.name not in ours] for p in known)), [])
-    return dict.fromkeys(logs),sorted(found, key=lambda f: (_step_in(f) is None, _step_in(f) or 0, str(f)))
+    files = next(filter(None, ([f for f in folder.glob(p) if f.name not in ours] for p in known)), [])
+    return dict.fromkeys(logs),sorted(files, key=lambda f: (_step_in(f) is None, _step_in(f) or 0, str(f)))
 
 def _step_in(path):
     "The step in a file's name or its folder's name, or None."
@@ -114,7 +114,7 @@ def _read_folder(folder, columns, has_log=False):
     "(rows of metrics, [(file, table)], notes) of a folder; tables alone where its log has been read."
     logs,tables = _files(folder)
     events = sorted(folder.rglob('*tfevents.*'))
-    rows,found,notes,used = [],[],[],{*events}
+    rows,file_tables,notes,used = [],[],[],{*events}
     if has_log: logs = []
     elif events: rows,notes = read_events(events)
     for f in dict.fromkeys([*logs, *tables]):
@@ -128,12 +128,12 @@ def _read_folder(folder, columns, has_log=False):
         takes = f in logs and new and not rows
         if takes: rows = new
         if takes or made:
-            found += [(f, o) for o in made]
+            file_tables += [(f, o) for o in made]
             notes += more
             used.add(f)
     unread = _unread_note(folder, used)
-    found.sort(key=lambda o: tables.index(o[0]))
-    return rows,found,_counted_once(notes)+[unread]*bool(unread)
+    file_tables.sort(key=lambda o: tables.index(o[0]))
+    return rows,file_tables,_counted_once(notes)+[unread]*bool(unread)
 
 def _counted_once(notes):
     "A note that several files gave is there once, with how many they are."
@@ -160,10 +160,10 @@ def _without_repeats(tables):
 def _with_completions(f, rows, columns):
     "(the rows that have a completion, notes)"
     names = {columns.get('completion'), *COLUMN_ALIASES['completion']}
-    kept = [o for o in rows if names & {*o}]
-    n = len(rows)-len(kept)
-    if not kept or not n: return rows,[]
-    return kept,[f'{f.name}: {n} of {len(rows)} rows have no completion and are not read.']
+    complete = [o for o in rows if names & {*o}]
+    n = len(rows)-len(complete)
+    if not complete or not n: return rows,[]
+    return complete,[f'{f.name}: {n} of {len(rows)} rows have no completion and are not read.']
 
 def _odd_values(rows, columns):
     "Rewards and steps that are text, and other columns of rewards, one line each."
@@ -191,12 +191,12 @@ def _all_groups(tables, columns, notes):
         try:
             rows = with_total_reward(rows, own=_is_trls(f, rows) and not columns)
             step = _step_in(f)
-            got,lone,found = rows_to_groups(rows, i if step is None else step, columns)
+            got,lone,rule = rows_to_groups(rows, i if step is None else step, columns)
             notes += _odd_values(rows, columns)
         except ValueError as e:
             errors[str(e)] = f.name
             continue
-        if found: how[found] = 1
+        if rule: how[rule] = 1
         for o in got:
             o['group'],place[o['step']] = place[o['step']],place[o['step']]+1
             where.setdefault((o['step'], o['prompt_key']), set()).add(f.name)
@@ -231,19 +231,19 @@ def _history_of_tokens(groups, mean):
     def flat(lists): return [x for row in lists or [] for x in row]
     apart = [abs(p-q) for o in known if (policy := o['token_logps'].get('policy'))
         for p,q in zip(flat(policy), flat(o['logps']))]
-    found = {'sampling/sampling_logp_difference/mean':mean(apart),
+    metrics = {'sampling/sampling_logp_difference/mean':mean(apart),
         'entropy':mean([x for o in known for x in flat(o['token_logps'].get('entropy'))]),
         'completions/clipped_ratio':mean([float(x) for o in groups for x in o.get('truncated') or []]),
         'completions/mean_length':mean([n for o in groups for n in o.get('n_tokens') or []])}
-    return {k:x for k,x in found.items() if x is not None}
+    return {k:x for k,x in metrics.items() if x is not None}
 
 def _of_others(path, columns, metrics=None):
     "A run of another tool's file or folder. ValueError where it holds neither a log nor groups."
     if path.is_dir(): rows,tables,notes = _read_folder(path, columns)
     elif 'tfevents' in path.name: (rows,notes),tables = read_events([path]),[]
     else:
-        rows,found,notes = _read_file(path, columns)
-        tables = [(path, o) for o in found]
+        rows,file_tables,notes = _read_file(path, columns)
+        tables = [(path, o) for o in file_tables]
     if not rows and not tables:
         raise ValueError(f'{str(path)!r} holds no rollouts: need .jsonl, .parquet or .csv with prompt, '
                          'completion and reward. '+' '.join(notes))
@@ -255,8 +255,8 @@ def _of_others(path, columns, metrics=None):
     if not groups and not rows:
         raise ValueError(f'{str(path)!r} has no groups: a group needs two completions or more of one prompt. '
             +' '.join(notes))
-    asked = {k:v for k,v in columns.items() if k in METRIC_ALIASES and v in column_names(rows)}
-    return _joined(path, rows, groups, notes, weights, asked|(metrics or {}))
+    named_metrics = {k:v for k,v in columns.items() if k in METRIC_ALIASES and v in column_names(rows)}
+    return _joined(path, rows, groups, notes, weights, named_metrics|(metrics or {}))
 
 def _joined(path, rows, groups, notes, weights, metrics):
     "A run from a log, from groups, or from both; groups supply a reward that was not logged."
@@ -270,8 +270,8 @@ def _joined(path, rows, groups, notes, weights, metrics):
         raise ValueError(f'{path.name} has no metric that we know: found {list(history)[:12]}, need some of '
             f'{sorted(known)}; name yours, as with --metrics reward=NAME')
     folder = Path('stdin') if str(path)=='-' else path if path.is_dir() else path.with_suffix('')
-    own = [weights.get(k, 1.) for k in (groups[0]['rewards_by_func'] or () if groups else ())]
-    settings = {} if all(w==1 for w in own) else dict(reward_weights=own)
+    func_weights = [weights.get(k, 1.) for k in (groups[0]['rewards_by_func'] or () if groups else ())]
+    settings = {} if all(w==1 for w in func_weights) else dict(reward_weights=func_weights)
     return LoggedRun(folder, settings, history, groups, {}, notes)
 
 def _opened(path, columns, metrics=None):
@@ -317,10 +317,10 @@ def judge_run(
     "The verdict on a run from its whole record: the same at its end, in its report and for `diagnose`."
     run = open_run(run)
     rows = history_rows(run)
-    found = diagnose_rows(rows, run.rows, run.settings)
+    findings = diagnose_rows(rows, run.rows, run.settings)
     before,after,done,usual = (run.summary.get(k) for k in ('before','after','steps','full_run'))
     part = dict(usual, done=done) if usual and done<usual['steps'] else None
-    return verdict(rows, before, after, run.rows, run.settings, found, part),found
+    return verdict(rows, before, after, run.rows, run.settings, findings, part),findings
 
 def diagnose(
     run:LoggedRun, # or a run's folder, TRL's output folder, a trainer_state.json, or the log of another tool
