@@ -271,7 +271,7 @@ def process_batch(self:Replay,
     slots = dead.nonzero()[:,0].tolist()
     prompts = [prompt_keys(batch)[b] if self.same_prompt_first else None for b in slots]
     extra,replacements = self.buffer.draw_for_batch(missing, prompts, step)
-    slots = slots[:len(replacements)]   # what the buffer could not replace stays
+    slots = slots[:len(replacements)]   # other dead groups stay
     new = insert_stored(batch, torch.tensor(slots, dtype=torch.long), replacements, extra)
     scores = group_scores(batch.advantages, batch.rewards, batch.completion_mask).tolist()
     teaches = ~dead if counted is None else ~dead & counted.any(1)

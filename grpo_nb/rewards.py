@@ -20,7 +20,7 @@ def combine_rewards(
     weights:list|Tensor|None=None, # F numbers; None for ones
 )->Tensor:                       # (...) float32, nan where no function applies
     """Weighted sum over the functions that apply; nan, with a warning, for a row that none could judge. A
-    function of weight 0 is only measured: what it alone judged was not judged.
+    function of weight 0 is only measured: a completion that it alone judged counts as not judged.
 
     ValueError unless there is a finite weight for each function.
     """

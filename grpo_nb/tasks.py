@@ -21,7 +21,7 @@ _all_ = ['answers_match', 'math_equal', 'completion_text', 'overlap_reward']
 
 # %% ../nbs/02_tasks.ipynb #f1aa11eb
 def extract_answer(
-    text:str,  # what the model wrote
+    text:str,  # a completion
 )->str|None:   # the content of the last <answer>…</answer>, stripped
     "The answer a completion commits to; None when it doesn't."
     answers = re.findall(r'<answer>((?:(?!<answer>).)*?)</answer>', text, re.S)

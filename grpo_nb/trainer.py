@@ -35,7 +35,7 @@ from .rewards import combine_rewards, decode_completions, score_completions
 from .advantages import multi_reward_advantages
 from .variants.batch_logps import (
     check_forward_pass, complete_ref_logps, current_logps_and_entropy, has_eos, loss_mask, prox_logps,
-    store_ref_logps, update_logps)
+    fill_ref_logps, update_logps)
 from .loss import policy_loss
 from .variants.strategy import ProcessedBatch
 
@@ -90,9 +90,9 @@ def replace_dead_groups(
         s.in_rollout = not s.strategy.state_dict()   # a strategy without a state is as it was
         extra,_,_ = rollout(s, next_prompt_indices(s, n))
         s.in_rollout = False
-        store_ref_logps(s, extra, torch.zeros_like(extra.replayed))   # nan: not computed yet
+        fill_ref_logps(s, extra, torch.zeros_like(extra.replayed))   # nan: not computed yet
         return extra
-    store_ref_logps(s, fresh, ~fresh.dead)
+    fill_ref_logps(s, fresh, ~fresh.dead)
     more = dict(logps_fn=lambda o: current_logps_and_entropy(s, o)) if s.strategy.needs_logps else {}
     # `s.strategy` is what `make_strategy` found in the settings: `Replay`, unless the buffer has size 0
     counted = loss_mask(s, fresh, torch.ones_like(fresh.dead)).any(-1)   # (n, G), answers that the loss sees
@@ -150,7 +150,7 @@ def optimizer_step(
 # %% ../nbs/12_trainer.ipynb #c9bca2d1
 def update_batch(
     s:TrainState, processed:ProcessedBatch,  # model and optimizer move; the batch from `replace_dead_groups`
-)->list:                                   # what each `update_minibatch` returned
+)->list:                                   # the dict of each `update_minibatch`
     "`num_iterations` passes over the batch, in `steps_per_generation` minibatches each, up to `max_steps`."
     a,batch,updates = s.args,processed.batch,[]
     mask = loss_mask(s, batch, processed.in_loss)

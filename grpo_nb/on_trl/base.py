@@ -216,7 +216,7 @@ class RunOnTRL(GRPOTrainer):
     # ---- what the parts use
     @contextmanager
     def timed(self,
-        what:str,  # what the block does
+        what:str,  # name of the block
     )->Iterator:
         "Put the seconds of a block into the log, where they are averaged over its calls."
         begun = time.perf_counter()

@@ -37,8 +37,8 @@ class CheckedForward:
 
     def score(self,
         f:Callable,  # TRL's `_get_per_token_logps_and_entropies`
-        model:Callable, ids:Tensor, mask:Tensor, T:int, *args:Any, **kwargs:Any,  # what it gets
-    )->tuple:        # what it returns
+        model:Callable, ids:Tensor, mask:Tensor, T:int, *args:Any, **kwargs:Any,  # its arguments
+    )->tuple:        # its result
         "TRL's log-probs; before the first ones the model is checked."
         if not self.is_checked and self.trainer.args.replay_active and kwargs.get('pixel_values') is None:
             self.is_checked = True

@@ -29,7 +29,7 @@ _GIVEN = {'prompts','completions','completion_ids','completion_start','environme
     'trainer_state','log_extra','log_metric'}
 
 class CheckedRewards:
-    "The reward functions of a trainer: an error names its function, and what they said of a batch is kept."
+    "The reward functions of a trainer: an error names its function, and the rewards of each are kept."
     def __init__(self,
         trainer:GRPOTrainer,  # of one or several processes
         prompt:str|list,      # the first one
@@ -43,7 +43,7 @@ class CheckedRewards:
         self.who = 'reward function '+' or '.join(map(repr, t.reward_func_names))
         self.n_asked = 0      # functions of this process that have not answered yet
         how = (dict(chat_template=t.chat_template) if t.chat_template else {})|t.chat_template_kwargs
-        self.start = template_start(t.processing_class, **how)   # what the template writes of every answer
+        self.start = template_start(t.processing_class, **how)   # of every answer
         funcs = [f for f in t.reward_funcs if not isinstance(f, nn.Module)]
         note = opened_tag_warning(t.processing_class, prompt, funcs, **how)
         if note and t.accelerator.is_main_process: log.warning(note)
@@ -54,23 +54,23 @@ class CheckedRewards:
     )->Callable:
         "The function with its name on what goes wrong in it, its rewards checked, and arguments of its own."
         who,step = f'reward function {name!r}',self.trainer.state.global_step
-        def judged(r, kw): return validate_rewards(r, len(kw['prompts']), who).tolist()
-        def blamed(e, kw):
+        def checked(r, kw): return validate_rewards(r, len(kw['prompts']), who).tolist()
+        def note_error(e, kw):
             columns = sorted(set(kw)-_GIVEN) or 'none'
             e.add_note(f'raised in {who} at step {step}; dataset columns it is given: {columns}')
             if failed is None: raise e
             failed.append(e)
             return [None]*len(kw['prompts'])
-        def own(kw): return {k:own_lists(v) for k,v in kw.items()}
-        async def later(**kw):
-            try: r = judged(await func(**own(kw)), kw)
-            except Exception as e: r = blamed(e, kw)
+        def copies(kw): return {k:own_lists(v) for k,v in kw.items()}
+        async def call_async(**kw):
+            try: r = checked(await func(**copies(kw)), kw)
+            except Exception as e: r = note_error(e, kw)
             return self._done(r)
-        def now(**kw):
-            try: r = judged(func(**own(kw)), kw)
-            except Exception as e: r = blamed(e, kw)
+        def call(**kw):
+            try: r = checked(func(**copies(kw)), kw)
+            except Exception as e: r = note_error(e, kw)
             return self._done(r)
-        return later if is_async_callable(func) else now
+        return call_async if is_async_callable(func) else call
 
     def _done(self, rewards):
         "When the last function has answered, wait for the other processes: TRL would, without naming one."
@@ -80,7 +80,7 @@ class CheckedRewards:
 
     def calculate(self,
         ask:Callable,        # TRL's method
-        inputs:list, prompts:list, *args:Any, **kwargs:Any,  # what it gets
+        inputs:list, prompts:list, *args:Any, **kwargs:Any,  # its arguments
     )->Tensor:               # (N, F) of all processes; nan where a completion was not judged
         "The rewards of a batch, on every process or on none."
         t = self.trainer

@@ -127,7 +127,7 @@ def check_columns(
         kind = rows.kind(k)
         if kind: fits,needed = v.shape[1:]==(widths[kind],),f'{widths[kind]} values in each'
         elif k=='advantages': fits,needed = v.ndim==1,'one value in each'
-        else:   # what a new column holds in the padding is not known
+        else:   # the padding value of a new column is not known
             fits = v.ndim==1 or v.shape[1]==1 or v.shape[1] not in widths.values()
             needed = 'to know what a value for each token is in the padding'
         if not fits:

@@ -92,7 +92,7 @@ def _judge_child():
     for line in sys.stdin:
         kind,*args = json.loads(line)
         try: verdict = dict(compare=compare, gym=gym)[kind](*args)
-        except Exception: verdict = False   # what can't be read is wrong
+        except Exception: verdict = False   # an answer that can't be read is wrong
         print(json.dumps(verdict), file=out, flush=True)
 
 class _Judge:
@@ -189,7 +189,7 @@ def escape_controls(
     return _UNSEEN.sub(lambda m: ascii(m[0])[1:-1], text)
 
 def completion_text(
-    completion:str|list,  # what the model wrote, or a list of messages as chat models return
+    completion:str|list,  # text, or a list of messages as chat models return
 )->str:                   # its text
     "The text of a completion, standard or conversational; ValueError for anything else."
     if isinstance(completion, str): return completion

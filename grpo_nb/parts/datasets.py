@@ -210,7 +210,7 @@ def read_file_rows(
 
 # %% ../../nbs/parts/datasets.ipynb #ce20341c
 def _bad_answer(a):
-    "What is wrong with an answer that a completion is compared with, or None."
+    "The fault of an answer that completions are compared with, or None."
     if a is None: return 'is None'
     if isinstance(a, (list,dict)): return f'is a {type(a).__name__}, no text or number'
     text = str(a).strip()

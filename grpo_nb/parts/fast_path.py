@@ -343,7 +343,7 @@ class CachedDecoder:
         G:int=1,        # rows that go on from each of these
         **kwargs:int,   # of the model's `forward`
     )->'ModelOutput':
-        "What the model says of these tokens behind those before."
+        "The model's output for these tokens, behind the cached ones."
         self.mask = mask if self.mask is None else torch.cat([self.mask, mask], 1)
         pos = (self.mask.long().cumsum(1)-1).clamp_(min=0)[:,-ids.shape[1]:]
         out = self.model(input_ids=ids, attention_mask=self.mask.long(), position_ids=pos,

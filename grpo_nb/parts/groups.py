@@ -173,7 +173,7 @@ def lr_factor(
     live:float,  # share of the batch's groups that teach, 0 to 1
     how:str,     # one of `LR_SCALES`
 )->float:        # 0 to 1; 1 for 'none'
-    """What the learning rate of a batch is multiplied by, where part of its groups teach nothing.
+    """The factor of the learning rate for a batch in which some groups teach nothing.
 
     A batch of which a share lives is a batch of that share; with Adam, a smaller batch goes with a rate times
     the square root. Source: Malladi et al., arXiv 2205.10287; 'linear' is the rule for plain SGD.
@@ -233,7 +233,7 @@ class Groups:
         return last if last in 'PT' else ''
 
     def padding(self, name:str)->float:
-        "What a column holds in the padding."
+        "The value of a column in the padding."
         return self.pad_id if name.endswith('_ids') else 0
 
     def check(self)->None:
@@ -338,7 +338,7 @@ def _as_stored(x, kind):
     return (x.float() if x.is_floating_point() else x.int() if kind else x).numpy()
 
 def _cut(name, x, mask):
-    "What is stored under `name` of one group: pairs of a name and a value."
+    "The entries stored for column `name` of one group: pairs of a name and a value."
     if isinstance(x, list):
         yield name,[o.clone() if isinstance(o, Tensor) else o for o in _once(x)]
     elif name=='prompt_ids':
@@ -362,7 +362,7 @@ def padding_masks(
 def scatter_padded(
     mask:Tensor,     # bool, any shape
     values:Tensor,   # as many as `mask` is true, in its order
-    fill:float=0,    # what the padding holds
+    fill:float=0,    # value of the padding
 )->Tensor:           # shape of `mask`, dtype and device of `values`
     "Values without padding, laid out where `mask` is true."
     return values.new_full(mask.shape, fill).masked_scatter_(mask, values)
@@ -371,7 +371,7 @@ def scatter_padded(
 def complete(self:Groups,
     pack:dict,  # from `pack_groups`
 )->dict:        # the same, and what goes without saying here
-    "What a packed group does not hold because it follows: one prompt's length, and that it is replayed."
+    "Add the columns that follow from a packed group: one prompt's length, and that it is replayed."
     usual = dict(prompt_lens=torch.tensor([len(pack['prompt_ids'])]), replayed=True, dead=False)
     A = getattr(self, 'advantages', None)
     if A is not None and A.ndim==3 and 'token_advantages' not in pack:
@@ -451,7 +451,7 @@ def insert_stored(
 # %% ../../nbs/parts/groups.ipynb #cnt00002
 @dataclass
 class ReplayCounts:
-    "What became of the groups of a batch."
+    "How many groups of a batch were sampled, dead, replaced and trained on."
     fresh:int           # groups that were sampled
     dead:int            # of these, zero-variance groups
     replaced:int        # of the dead, those that another group came in for
@@ -481,7 +481,7 @@ class ReplayCounts:
         return replace(self, **both|dict(oldest=max(self.oldest, other.oldest)))
 
     def metrics(self)->dict[str,float]:
-        "What is logged of them, without the `replay/` in front."
+        "The logged counts, without the `replay/` in front."
         row = dict(dead=self.dead, replaced=self.replaced, stored=self.stored, unreplaced=self.unreplaced,
             live_before=1-self.dead/self.fresh, live_after=self.live/self.trained,
             unique_prompts=self.unique_prompts)

@@ -252,7 +252,7 @@ def check_loss_options(
 class LossOutput:
     "The result of a loss: one number to minimize, and its intermediate values."
     loss:Tensor            # () to minimize
-    per_token:Tensor       # (B, G, T), what the divisor turns into `loss`
+    per_token:Tensor       # (B, G, T), before the divisor
     ratio:Tensor           # (B, G, T) or (B, G, 1), to the policy that sampled; no gradient
     clip_mask:Tensor       # bool, of one of these shapes: where the clip leaves no gradient
     prox_ratio:Tensor      # the ratio that the clip looks at: `ratio`, but under 'decoupled'

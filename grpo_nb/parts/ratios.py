@@ -81,7 +81,7 @@ def ratio_sums(
     A:Tensor,                # advantages, (..., 1) or (..., T)
     mask:Tensor,             # (..., T) bool
     level:str='token', clip:ClipRange=ClipRange(), # of the loss: 'token' or 'sequence', and its range
-    clip_mask:Tensor|None=None, # bool, what the clip leaves without a gradient; None: found here, by `clip`
+    clip_mask:Tensor|None=None, # bool, tokens without a gradient under the clip; None: computed by `clip`
     ratio:Tensor|None=None,  # as `importance_ratio` gives it; None: found here
 )->Tensor:                # (10,) to be put together by `merge_sums` and read by `ratio_row`
     "Sufficient statistics of the ratios, for `merge_sums` to merge and `ratio_row` to turn into metrics."

@@ -21,7 +21,7 @@ from .validate import Tokenizer, reward_name, reward_names, validate_rewards
 # %% ../../nbs/parts/reward_calls.ipynb #ca110006
 @dataclass
 class RewardLog:
-    "What the reward functions of a batch receive about the run, and what they log beside their rewards."
+    "The state of the run for the reward functions of a batch, and the metrics that they log."
     state:object = None                                # transformers' `TrainerState`; None: of no run
     values:dict = field(default_factory=dict)          # by name of the metric: a list of numbers
     extra:dict = field(default_factory=dict)           # by column: a value for each completion
@@ -147,8 +147,8 @@ def call_reward_funcs(
     funcs:list,  # reward functions
     who:list,    # a name for each, for messages
     kw:dict,     # the keyword arguments that each gets
-)->list:         # what each returned, unchecked
-    "What each function returned, in order; the async ones are asked together, after the others."
+)->list:         # the result of each, unchecked
+    "The result of each function, in order; async ones run together, after the others."
     copies = lambda: {k:own_lists(v) for k,v in kw.items()}
     def broken(i, e):
         more = parameters_error(funcs[i], kw) if isinstance(e, TypeError) else ''
@@ -215,7 +215,7 @@ def score_completions(
     batch:Groups,      # B groups of G completions
     texts:list,        # B*G texts, from `decode_completions`
     log:RewardLog|None=None,# as for `compute_rewards`
-    completion_start:str='',  # what the chat template has written of each answer, from `template_start`
+    completion_start:str='',  # the beginning of each answer that the chat template writes (`template_start`)
 )->Tensor:             # (B*G, F) float32, nan where a function had no opinion
     "Rewards of these texts, as TRL's trainer would ask for them: every column repeated for each completion."
     G = batch.completion_ids.shape[1]

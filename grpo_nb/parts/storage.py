@@ -53,7 +53,7 @@ def check_scores(
     return scores
 
 def check_weights(
-    weights:Any,   # what a priority returned
+    weights:Any,   # the result of a priority
     n:int,         # entries that it was given
     priority:str,  # its name
 )->np.ndarray:     # (n,) float64
@@ -102,7 +102,7 @@ class GroupStorage:
         n:int,               # groups wanted
         step:int|None=None,  # now, for ages
         keys:list|None=None, # n prompt keys, preferred in turn
-    )->list:                 # up to `n` of what was stored; [] from an empty buffer
+    )->list:                 # up to `n` stored groups; [] from an empty buffer
         "What `sample_entries` draws, without score, age and the rest."
         return [e.data for e in self.sample_entries(n, step, keys)]
 

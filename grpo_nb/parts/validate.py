@@ -67,7 +67,7 @@ def config_field(
     return field(default=default, metadata=dict(help=help, **more))
 
 def _type_error(f, v):
-    "What a field of this type needs instead of `v`; '' where nothing is wrong."
+    "The values that a field of this type takes, in words; '' where `v` is one."
     of = get_args(f.type)
     kind = next(o for o in of if o is not NoneType) if NoneType in of else f.type
     if kind is int: return '' if is_int(v, -math.inf) else 'a whole number'
@@ -190,7 +190,7 @@ def _check_columns(rows):
 _MARK = 'QUESTION'   # in the place of a user's message
 
 def _before(tokenizer, role):
-    "What the chat template writes before a first message of this role; '' where it knows none."
+    "The text that the chat template puts before a first message of this role; '' where it knows none."
     messages = [dict(role=role, content=_MARK)]
     try: text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
     except Exception: return ''   # whatever a template raises; some know no system message
@@ -414,7 +414,7 @@ def _reward(v, i, who, ask):
     return x
 
 def validate_rewards(
-    out:Any,     # what a reward function returned
+    out:Any,     # the result of a reward function
     n:int,       # completions it was asked about
     who:str,     # whom to blame
 )->Tensor:       # (n,) float32, nan where it returned None or nan

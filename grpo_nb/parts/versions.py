@@ -40,6 +40,6 @@ def other_version(
     package:str,  # 'trl' or 'transformers'
     what:str,     # what this version of it does, from the verb on
 )->str:           # a sentence
-    "What a version of a package does that we cannot work with, and which versions do not."
+    "A message on a version of a package that we cannot work with, and on the versions that work."
     low,high = OLDEST[package],NEWEST_TESTED[package]
     return f'{package} {versions()[package]} {what}: use {package} {low} to {high}'

@@ -33,5 +33,5 @@ class TrainBatch(BatchRecord):
     "A batch of the course's trainer: what else it knows."
     row:dict=field(default_factory=dict)   # of the history
     ended:Tensor|None=None # (n, G) bool, has the completion an end token?
-    processed:Any=None  # what the run's strategy made of the batch
-    updates:list=()     # what each optimizer step of the first pass returned
+    processed:Any=None  # the batch after the run's strategy
+    updates:list=()     # dicts of the optimizer steps of the first pass

@@ -36,7 +36,7 @@ def check_train_args(
 def make_strategy(
     args:TrainConfig,  # names a strategy, or holds one
 )->Any:                # a new one, or the one of the settings
-    """The strategy of a run: what it does with zero-variance groups.
+    """The strategy of a run for zero-variance groups.
 
     ValueError for an unknown name, or for one that can't do what the settings ask for; a warning where it
     replays groups that the settings do not clip.

@@ -30,7 +30,7 @@ def make_history_row(
     by_func:Tensor,  # (n, G, F) rewards of each function
     dead:Tensor,     # (n,) bool
     processed:Any,   # the `ProcessedBatch` that the strategy made of it
-    done:list,       # what each `update_minibatch` returned
+    done:list,       # the dict of each `update_minibatch`
 )->dict:             # name -> number
     "One row of the history: means over the batch's updates, and what happened to dead groups."
     n = fresh.completion_mask.sum(-1).float()

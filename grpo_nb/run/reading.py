@@ -104,7 +104,7 @@ def merge_by_step(
     "Rows of one step joined into one, in order of steps; later values win."
     out = {}
     for o in rows: out.setdefault(o.get('step'), {}).update(o)
-    place,last = {},-math.inf   # what has no number for a step stays where it came
+    place,last = {},-math.inf   # rows without a numeric step stay in their place
     for k in out:
         last = k if isinstance(k, (int,float)) else last
         place[k] = last

@@ -51,7 +51,7 @@ REPLACEMENT_FIELDS = ('id step age uses score draw_prob prompt_key prompt comple
 
 def as_text(
     o:str|list,  # text, or a list of chat messages (dicts with `role` and `content`)
-)->str:          # what a reader wants to see
+)->str:          # as a reader wants to see it
     """A prompt or completion as text; a conversation as `role: content` lines, one message as its content.
 
     An image is `<image>`, a call of a tool `→ name(arguments)`.
@@ -161,7 +161,7 @@ def sampled_tokens(
 
 def format_token_rows(
     tokenizer:Tokenizer,  # as for `token_fields`
-    updates:list,    # what each `update_minibatch` of a pass returned: `terms`, `after`, `mb`, `mask`, `idx`
+    updates:list,    # dicts of each `update_minibatch` of a pass, with `terms`, `after`, `mb`, `mask`, `idx`
     n_groups:int,    # B, groups of that pass
 )->list:             # (B,) dicts: tokens, numbers of each, and under `by` those of each loss
     "Each token's part of the loss of its step, in the format of a record."

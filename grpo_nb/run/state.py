@@ -29,7 +29,7 @@ class Strategy(Protocol):
 # %% ../../nbs/run/state.ipynb #5d7c06e9
 @dataclass
 class TrainState:
-    "Everything that changes during a run, and what it is made of."
+    "Everything that changes during a run, and its model, data and settings."
     model:nn.Module           # the policy
     tokenizer:Tokenizer       # of the policy
     dataset:list              # rows with `prompt` and the columns the rewards ask for
@@ -51,7 +51,7 @@ class TrainState:
     stopped:str|None = None   # name of the signal that ended the run before its last step
     on_minibatch_end:list = field(default_factory=list)  # called with state, LossInputs, minibatch
     in_rollout:bool = False   # is nothing of the current batch in the model or the strategy yet?
-    reward_logs:list = field(default_factory=list)  # what the rewards of this batch logged, by rollout
+    reward_logs:list = field(default_factory=list)  # metrics logged by the rewards of this batch, by rollout
     times:Counter = field(default_factory=Counter)  # seconds of this batch, by what took them
 
     def begin_batch(self)->None:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['has_eos', 'loss_mask', 'compute_logps', 'current_logps_and_entropy', 'prox_logps', 'check_forward_pass',
-           'fill_ref_logps', 'store_ref_logps', 'complete_ref_logps', 'needs_gradient', 'update_logps']
+           'fill_ref_logps', 'complete_ref_logps', 'needs_gradient', 'update_logps']
 
 # %% ../../nbs/variants/batch_logps.ipynb #3e975c1f
 import math
@@ -60,48 +60,44 @@ def check_forward_pass(
 )->None:
     "ValueError where the log-probs of a few answers are not those of the model's own forward pass."
     B,G,T = fresh.completion_ids.shape
-    some = torch.linspace(0, B*G-1, min(4, B*G)).long()   # spread over the batch
-    def of(x): return x.flatten(0, 1)[some]
-    o,om,noted = of(fresh.completion_ids),of(fresh.completion_mask),of(fresh.old_logps)
-    q,qm = (x[some//G] for x in (fresh.prompt_ids, fresh.prompt_mask))
+    rows = torch.linspace(0, B*G-1, min(4, B*G)).long()   # spread over the batch
+    def of(x): return x.flatten(0, 1)[rows]
+    o,om,sampled_logps = of(fresh.completion_ids),of(fresh.completion_mask),of(fresh.old_logps)
+    q,qm = (x[rows//G] for x in (fresh.prompt_ids, fresh.prompt_mask))
     ids,mask = torch.cat([q, o], 1),torch.cat([qm, om], 1)
     def score(ids, mask, T):
         q,o,qm,om = ids[:,:-T],ids[:,None,-T:],mask[:,:-T],mask[:,None,-T:]
         part = type(fresh)(q, qm, o, om, torch.zeros(o.shape, device=o.device))
         return compute_logps(s, s.model, part)[:,0]
     few_digits = any(p.is_floating_point() and p.dtype.itemsize<4 for p in s.model.parameters())
-    how = dict(temperature=s.args.temperature, tolerance=.1 if few_digits else 1e-3)   # nats per token
-    fault,_ = forward_fault(score, s.model, ids, mask, T, **how)
-    if not fault: fault,_ = forward_fault(lambda *_: noted, s.model, ids, mask, T, more_padding=0, **how)
-    why = dict(padding='its log-probs of an answer change with the padding in front of the prompt',
+    options = dict(temperature=s.args.temperature, tolerance=.1 if few_digits else 1e-3)   # nats per token
+    fault,_ = forward_fault(score, s.model, ids, mask, T, **options)
+    if not fault:
+        sampled = lambda *_: sampled_logps
+        fault,_ = forward_fault(sampled, s.model, ids, mask, T, more_padding=0, **options)
+    reasons = dict(padding='its log-probs of an answer change with the padding in front of the prompt',
         logits='its logits are more than its last states through the head (a scale, a cap), or its cache '
             'gives others')
     if fault:
         raise ValueError(f'this trainer does not read {type(s.model).__name__} as its own forward pass does: '
-            f'{why[fault]}. Train it on TRL: `grpo_nb trl`, or `GRPOWithReplayBufferTrainer`')
+            f'{reasons[fault]}. Train it on TRL: `grpo_nb trl`, or `GRPOWithReplayBufferTrainer`')
 
 @torch.no_grad()
 def fill_ref_logps(
     s:TrainState, batch:Groups,    # the run; B groups, whose `ref_logps` is set in place
     groups:Tensor,                 # (B,) bool, those to compute
 )->None:
-    "Fill in the reference's log-probs of some groups; those never computed are nan."
+    "Fill in the reference's log-probs of some groups, if there is one; those never computed are nan."
+    if s.ref_model is None: return
     if batch.ref_logps is None: batch.ref_logps = torch.full_like(batch.old_logps, math.nan)
     if not groups.any(): return
     new = compute_logps(s, s.ref_model, batch[groups])
     batch.ref_logps[groups] = new.to(batch.ref_logps.dtype)   # of a model in float64 they are float64
 
-def store_ref_logps(
-    s:TrainState, batch:Groups, groups:Tensor,    # as for `fill_ref_logps`
-)->None:
-    "Fill in log-probs of the reference, where there is one, which are stored with the groups."
-    if s.ref_model is not None: fill_ref_logps(s, batch, groups)
-
 def complete_ref_logps(
     s:TrainState, batch:Groups, groups:Tensor,    # as for `fill_ref_logps`
 )->None:
     "Fill in the reference's log-probs of those groups that have none yet."
-    if s.ref_model is None: return
     if batch.ref_logps is not None:
         groups = groups & batch.ref_logps.isnan().flatten(1).any(1).to(groups.device)
     fill_ref_logps(s, batch, groups)

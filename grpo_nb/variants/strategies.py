@@ -313,7 +313,7 @@ class AR3PO(DeadGroupStrategy):
         known = {b:self.best[keys[b]] for b in dead.nonzero()[:,0].tolist() if keys[b] in self.best}
         better = {b:o for b,o in known.items() if o['reward']>mean[b]+self.dead_tolerance}
         packs = pack_groups(batch, [*better]) if better else []
-        drawn = {b:self._mended(p, o, step) for (b,o),p in zip(better.items(), packs)}
+        drawn = {b:self._insert_answer(p, o, step) for (b,o),p in zip(better.items(), packs)}
         new = insert_stored(batch, torch.tensor([*better], dtype=torch.int64), [*drawn.values()])
         self._remember(batch, keys, step, counted)
         return self.make_result(new, dead, drawn=drawn)
@@ -326,7 +326,7 @@ class AR3PO(DeadGroupStrategy):
 _KEPT = 'completion_ids','old_logps','ref_logps'   # of an answer, in a packed group end to end
 
 @patch
-def _mended(self:AR3PO, pack, old, step):
+def _insert_answer(self:AR3PO, pack, old, step):
     "The packed group with an old answer in its last place, and the advantages that it has then."
     n = len(pack['completion_ids'])-int(pack['lengths'][-1])
     pack |= {k:torch.cat([pack[k][:n], old[k]]) for k in _KEPT if k in pack}

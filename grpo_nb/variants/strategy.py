@@ -90,10 +90,10 @@ Keep = DeadGroupStrategy
 def make_result(self:DeadGroupStrategy,
     batch:Groups,          # to train on, (B) groups; the first n of them were sampled, or replace one
     dead:Tensor,           # (n,) bool
-    alive:Tensor|None=None, # (n,) or (B,) bool, once processed; None: as before, and what was replaced
+    alive:Tensor|None=None, # (n,) or (B,) bool, once processed; None: living and replaced groups
     in_loss:Tensor|None=None, # (B,) bool; None: all, or as `unreplaced` says
     replaced:Tensor|None=None, # (n,) bool, dead groups that were replaced; None: those of `drawn`
-    how:str='replaced',    # what the record calls that
+    how:str='replaced',    # their outcome in the record
     scores:list|None=None, # (n,) floats; None: taken here
     drawn:dict|None=None,  # place -> `StoredGroup` that came in there; None for none
     stored:dict|None=None, # place -> id under which the buffer holds that group; None for none
@@ -107,10 +107,10 @@ def make_result(self:DeadGroupStrategy,
     if in_loss is None: in_loss = alive if self.unreplaced=='mask' else torch.ones_like(alive)
     if scores is None:
         scores = group_scores(batch.advantages, batch.rewards, batch.completion_mask).tolist()
-    fates = zip(replaced.tolist(), alive.tolist(), in_loss.tolist())
-    fates = [how if r else 'masked' if not counts else 'trained' if a else 'kept' for r,a,counts in fates]
+    flags = zip(replaced.tolist(), alive.tolist(), in_loss.tolist())
+    outcomes = [how if r else 'masked' if not counts else 'trained' if a else 'kept' for r,a,counts in flags]
     records = [dict(outcome=t, score=s, id=None, replacement=None)
-        for t,s in zip(fates+['stored']*(B-n), scores+[None]*(B-n))]
+        for t,s in zip(outcomes+['stored']*(B-n), scores+[None]*(B-n))]
     for b,e in drawn.items(): records[b]['replacement'] = e.to_record()
     for b,i in (stored or {}).items(): records[b]['id'] = i
     counts = ReplayCounts.of([*drawn.values()], fresh=n, dead=int(dead.sum()), replaced=int(replaced.sum()),

@@ -88,7 +88,7 @@ def add_token_terms(
     theirs = not run.settings.get('trainer') and 'versions' not in run.settings
     def can(o):   # can its tokens be gone through?
         known = o.get('logps') and o.get('tokens') or theirs and any(o['completions'])
-        # what a tool wrote has no log-prob
+        # tokens of a tool have no log-prob
         pairs = zip(o.get('logps') or [], o.get('tokens') or [])
         if any(p and (None in p or len(p)!=len(w)) for p,w in pairs): return False
         return known and not o.get('terms') and not o.get('replacement')
