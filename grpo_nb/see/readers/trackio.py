@@ -36,7 +36,8 @@ def read_trackio(
         with closing(sqlite3.connect(f'{path.resolve().as_uri()}?mode=ro', uri=True)) as db:
             def has(table): return {row[1] for row in db.execute(f'pragma table_info({table})')}
             which = 'run_id' if 'run_id' in has('metrics') else 'run_name'   # two runs may have one name
-            events = db.execute(f'select {which}, run_name, step, metrics from metrics order by id').fetchall()
+            query = f'select {which}, run_name, step, metrics from metrics order by id'
+            events = db.execute(query).fetchall()
             of = f'select {which}, step, messages, metadata from traces order by rowid'
             traced = db.execute(of).fetchall() if has('traces') else []
     except sqlite3.Error as e:
