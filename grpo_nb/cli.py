@@ -191,11 +191,11 @@ def diagnose(
     from json import dumps
     from grpo_nb.see import readers
     run = _open(folder, columns, metrics)
-    found = readers.diagnose(run)
-    if json: print(dumps(found.plain, ensure_ascii=False))
-    else: print(found)
+    findings = readers.diagnose(run)
+    if json: print(dumps(findings.plain, ensure_ascii=False))
+    else: print(findings)
     _print_notes(run)
-    if strict and found.faults: sys.exit(1)
+    if strict and findings.faults: sys.exit(1)
 
 # %% ../nbs/reference/cli.ipynb #97c7d05f
 def _option(text, default=None, **more): return field(default=default, metadata=dict(help=text, **more))
@@ -308,15 +308,15 @@ def _problems(name, held_out, n, seed, chat, **columns):
         return ds.map(lambda o: dict(prompt=[dict(role='user', content=o['prompt'])]))
     def read(path): return as_chat(load_problems(path, **columns))
     ds = as_chat(make_problems(name, 2000, seed, 'train')) if task else read(name)
-    if held_out is None and task: kept = as_chat(make_problems(name, n, seed, 'test'))
+    if held_out is None and task: eval_rows = as_chat(make_problems(name, n, seed, 'test'))
     elif held_out is None:   # by the prompt's hash
-        ds,kept = split_problems(ds, .1, need_both=True, what=name)
-    else: kept = read(held_out)
-    kept = select_rows(kept, range(min(n, len(kept))))
+        ds,eval_rows = split_problems(ds, .1, need_both=True, what=name)
+    else: eval_rows = read(held_out)
+    eval_rows = select_rows(eval_rows, range(min(n, len(eval_rows))))
     trained = {str(o) for o in ds['prompt']}
-    known = sum(str(o) in trained for o in kept['prompt'])
-    if known==len(kept):
+    known = sum(str(o) in trained for o in eval_rows['prompt'])
+    if known==len(eval_rows):
         raise ValueError(f'all {known} held-out problems are among those trained on: give others by '
             "--eval_dataset, or by your task for split='test'")
-    if known: print(f'note: {known} of {len(kept)} held-out problems are among those trained on')
-    return ds,kept
+    if known: print(f'note: {known} of {len(eval_rows)} held-out problems are among those trained on')
+    return ds,eval_rows

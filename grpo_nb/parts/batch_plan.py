@@ -40,7 +40,7 @@ def _n_of(x:float, what:str)->str:
     return f"{shown} {what}{'' if x==1 else 's'}"
 
 def _batch_notes(o):
-    "What TRL accepts and a reader may not expect."
+    "Batches that TRL accepts and a reader may not expect."
     n,G,out = o['optimizer_steps_per_generation'],o['num_generations'],[]
     if o['groups_straddle']:
         rows = _n_of(o['completions_per_process'], 'completion')
@@ -70,7 +70,7 @@ def batch_plan(
     pass_rates:tuple=(.5,),             # chances of a right answer, one per prompt (or a sample of prompts)
     mean_length:float=256.,             # tokens per completion
 )->dict:                                # numbers by name; `legal`, `problem` (TRL's, or None), `notes`
-    """What a setting of TRL's batch numbers comes to, and whether `GRPOConfig` accepts it.
+    """The batch that TRL's settings make, and whether `GRPOConfig` accepts them.
 
     ValueError for a number below 1 or a pass rate outside 0..1. What TRL refuses is in `problem`;
     `straddling` names the groups that lie on several processes.

@@ -163,17 +163,17 @@ def buffer_options(
     run:LoggedRun, # any
 )->dict:      # buffer_size, priority, age_limit, age_decay, max_uses, same_prompt_first, seed
     "The options of a run's replay buffer; `buffer_size` is None where the record does not say it."
-    own = run.settings.get('strategy_options') or {}   # of a `Replay` that was made by hand
+    options = run.settings.get('strategy_options') or {}   # of a `Replay` that was made by hand
     def option(name, default=None):
         if name in run.settings: return run.settings[name]
-        return own[name] if name in own else run.setting(name, run.setting(f'replay_{name}', default))
+        return options[name] if name in options else run.setting(name, run.setting(f'replay_{name}', default))
     size = option('buffer_size')
     size = size if isinstance(size, (int,float)) else None
     if size and run.settings.get('trainer')=='trl' and run.setting('replay_scope')!='local':
         size *= run.settings.get('world_size') or 1   # the setting counts for each process
     names = 'age_limit','age_decay','max_uses','same_prompt_first'
     return dict(buffer_size=size, priority=option('priority', 'score'),
-        seed=int(own.get('seed', run.setting('seed', 0))))|{k:option(k) for k in names}
+        seed=int(options.get('seed', run.setting('seed', 0))))|{k:option(k) for k in names}
 
 def _spread(n):
     "0..n-1 so that any beginning is spread evenly, by the golden ratio; first the ends."
@@ -239,18 +239,18 @@ def verdict_so_far(
     run:LoggedRun, # any; it may still be going
 )->tuple:     # (`Verdict`, `Findings`)
     "As `judge_run`; of a run that goes on, with how far it is, and without the advice to train longer."
-    v,found = judge_run(run)
+    v,findings = judge_run(run)
     at = run_progress(run)
-    if at['over'] or at['planned'] is None: return v,found
-    advice = v.advice if found.faults else ''
+    if at['over'] or at['planned'] is None: return v,findings
+    advice = v.advice if findings.faults else ''
     sentence = f"After {at['done']} of {at['planned']} steps: {v.sentence}"
-    return replace(v, sentence=sentence, advice=advice),found
+    return replace(v, sentence=sentence, advice=advice),findings
 
 def _verdict_values(run):
     "Verdict and findings of a run as plain values."
-    v,found = verdict_so_far(run)
+    v,run_findings = verdict_so_far(run)
     rows,names = history_rows(run),('message','evidence','remedy','step')
-    findings = [{k:getattr(f, k) for k in names}|dict(curves=finding_curves(f, rows)) for f in found]
+    findings = [{k:getattr(f, k) for k in names}|dict(curves=finding_curves(f, rows)) for f in run_findings]
     if len(run.history)<2 and not run.summary.get('after'): return None,findings
     return dict(sentence=v.sentence, groups=v.groups, cause=v.cause, advice=v.advice),findings
 
