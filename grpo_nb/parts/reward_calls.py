@@ -190,6 +190,10 @@ def compute_rewards(
     given = {k:v for k,v in (columns or {}).items() if k not in passed_otherwise}
     given |= dict(prompts=prompts, completion_ids=completion_ids)
     if not funcs: raise ValueError('no reward functions: pass one or more')
+    for k,v in given.items():
+        if v is not None and len(v)!=n:
+            raise ValueError(f'`{k}` has {len(v)} values for {n} completions: repeat each value '
+                'for every completion of its group')
     given |= dict(completions=completions, trainer_state=log.state,   # as TRL gives them
                   log_extra=log.column, log_metric=log.metric)
     who = [describe_reward_func(f, name) for f,name in zip(funcs, reward_names(funcs))]
