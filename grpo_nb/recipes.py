@@ -150,7 +150,8 @@ def train_trl(
     if trainer.stopped_by:   # saved; a launcher takes every code but 0 for a failure, and ends the others
         if not {'LOCAL_RANK','ACCELERATE_USE_CPU'} & {*os.environ}: check_stop(measures=True)
         return trainer
-    if held_out is not None: _print_held_out(trainer.state.log_history, len(held_out))
+    if held_out is not None and accuracy_reward in rewards:   # another of that name may give other points
+        _print_held_out(trainer.state.log_history, len(held_out))
     trainer.save_model()
     if trainer.is_world_process_zero(): _pages(a.output_dir)
     return trainer

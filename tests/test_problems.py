@@ -123,7 +123,7 @@ def user(text): return [{'role':'user','content':text}]
     ([dict(prompt=7)], 'has the prompt 7'),
     ([dict(prompt=[])], 'has the prompt []'),
     ([dict(prompt=['hi'])], 'needs a `role` and a `content`'),
-    ([dict(prompt=user(''))], "'content': ''}]"),
+    ([dict(prompt=user(''))], 'ends on an empty message'),
     ([dict(prompt='a'), dict(prompt=user('b'))], 'use one kind'),
     ([dict(prompt='a', y=1, x=1), dict(prompt='b', y=2, x=[2])], 'column `x` has values of different kinds')])
 def test_bad_problems_are_named_by_file_row_and_column(source, says, tmp_path):

@@ -241,6 +241,13 @@ def test_what_is_held_out_is_measured_three_times_and_never_trained_on(tmp_path,
     with pytest.raises(ValueError, match='leave some to train on'):
         gsm8k(rows=rows, held_out=16, max_steps=1, output_dir=str(tmp_path/'no'), **SMALL)
 
+def test_another_reward_of_that_name_is_no_share_of_right_answers(tmp_path, capsys):
+    (tmp_path/'own.py').write_text('def accuracy_reward(completions, **kwargs): return [2.]*len(completions)')
+    rows = [dict(question=f'{a}+{b}?', answer=f'#### {a+b}') for a in range(4) for b in range(4)]
+    gsm8k(rows=rows, held_out=6, max_steps=1, reward=[f'{tmp_path}/own.py:accuracy_reward'],
+        output_dir=str(tmp_path/'run'), **SMALL)
+    assert '% right' not in capsys.readouterr().out and (tmp_path/'run'/'model.safetensors').exists()
+
 def test_the_share_right_has_its_interval(capsys):
     log = [dict(loss=1.0), {'eval_reward': 1.0, 'eval_rewards/accuracy_reward/mean': 0.25,
                             'eval_rewards/whole/mean': 0.1, 'step': 3}]

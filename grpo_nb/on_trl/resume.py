@@ -205,7 +205,7 @@ def load(self:Resume,
     self._load_state(checkpoint)
 
 def _need_files(has_files, checkpoint, which):
-    "ValueError where a process did not find what it needs; `found` says so by rank."
+    "ValueError where a process did not find what it needs; `has_files` says so by rank."
     lacking = [str(r) for r,there in enumerate(has_files) if not there]
     if not lacking: return
     raise ValueError(f'{Path(checkpoint).name}: rank {", ".join(lacking)} does not find {which} of the '

@@ -38,7 +38,7 @@ def paired_share_ci(
     if min(gained, lost)<0 or gained+lost>n or n<1:
         raise ValueError(f'{gained} gained and {lost} lost of {n} problems: need counts within 1 or more')
     z,difference = 1.959963984540054,(gained-lost)/n
-    def beyond(d, side):   # how far `seen` lies from the difference d, less z standard errors of it
+    def beyond(d, side):   # how far `difference` lies from d, less z standard errors of it
         b = (2*n-gained+lost)*d-gained-lost
         root = max(0., b*b+8*n*lost*d*(1-d))**.5
         share = (root-b)/(4*n)   # of lost problems, the likeliest one if the difference is d

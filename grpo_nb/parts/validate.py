@@ -283,7 +283,8 @@ def validate_prompts(
             raise ValueError(f"row {i}{where}: the prompt {why} ({p[-1]['content']!r:.60}), as in data for "
                 "SFT: take it off, `ds.map(lambda o: dict(prompt=o['prompt'][:-1]))`")
         raise ValueError(f'row {i}{where} has the prompt {p!r:.200}: every row needs text or messages, '
-            'and every message needs a `role` and a `content`; drop others by `dataset.filter`')
+            f'and every message needs a `role` and a `content`; this one {why}. Drop such rows by '
+            '`dataset.filter`')
     if len({isinstance(o, str) for o in prompts})>1:
         raise ValueError(f'some prompts{where} are text and some are messages: use one kind')
     return prompts

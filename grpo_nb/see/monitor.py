@@ -98,8 +98,9 @@ class RunMonitor(TrainCallback):
 
     def progress_bar(self, s:TrainState)->tqdm:
         "A bar that counts optimizer steps, drawn twice a minute where it goes to a file."
+        slow = dict(mininterval=30, maxinterval=30) if output_is_file() else {}
         return tqdm(total=s.args.max_steps, initial=s.step, disable=s.args.disable_tqdm, unit='step',
-            desc='GRPO', bar_format=_BAR, mininterval=30 if output_is_file() else .1)
+            desc='GRPO', bar_format=_BAR, **slow)
 
     def on_train_begin(self, s:TrainState)->None:
         "Open the record, which locks the folder, and the bar."
