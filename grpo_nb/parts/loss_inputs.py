@@ -115,17 +115,6 @@ class LossSettings:
         "The loss type by whose rule the tokens become one number, or a function that makes it of them."
         return loss_traits(self.aggregation or self.loss_type)['divisor']
 
-    @classmethod
-    def from_options(cls,
-        settings:'LossSettings|str|Callable',  # or a loss by its name, or a function
-        **options:Any,                         # of `LossSettings`, or of the loss itself
-    )->'LossSettings':
-        "Settings with these options."
-        if isinstance(settings, cls) and not options: return settings
-        known = {k:options.pop(k) for k in list(options) if k in cls.__dataclass_fields__}
-        if isinstance(settings, cls): return replace(settings, **known, extra=settings.extra|options)
-        return cls(**dict(loss_type=settings)|known, extra=options)
-
 def check_divisor(
     loss_type:str|Callable,              # whose divisor, or a divisor of your own
     max_completion_length:int|None=None, # tokens
