@@ -201,6 +201,13 @@ def test_a_table_is_known_by_a_metric_or_by_two_columns_of_rollouts(head):
         with pytest.raises(ValueError, match='a text has no metrics that we know'): _kind(other, 'a text')
 
 # ---- how much is named
+def test_a_column_that_names_each_completion_names_no_runs():
+    from grpo_nb.see.readers.table import only_one_run
+    rows = [dict(run_id=f'{i}', prompt='3 + 4 =', reward=i%2) for i in range(8)]
+    assert only_one_run(rows, 'a.csv', log=False)==(rows, [])
+    two = [o|dict(run_id=o['run_id'] if i else '1') for i,o in enumerate(rows)]   # two of one run
+    assert len(only_one_run(two, 'a.csv', log=False)[0])==2
+
 @pytest.mark.parametrize('seed', range(24))
 def test_the_longest_of_several_runs_is_read_and_six_are_named(seed):
     from grpo_nb.see.readers.table import only_one_run

@@ -136,6 +136,7 @@ def only_one_run(
     if len(runs)<2: runs = _runs_by_row(rows)
     if len(runs)<2: return rows,[]
     longest = max(map(len, runs.values()))
+    if longest==1 and not log: return rows,[]   # the column names each row, not a run
     run = [k for k,o in runs.items() if len(o)==longest][-1]
     sizes = ', '.join(f'{k!r} ({len(o)} rows)' for k,o in [*runs.items()][:6])+' …'*(len(runs)>6)
     note = f'{name} holds {len(runs)} runs, {sizes}: this is {run!r}, and the others are not read.'
