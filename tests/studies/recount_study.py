@@ -86,19 +86,34 @@ def recount(table, page, seeds=None):
             out.append([arm, baseline+where, mean, half, p])
     return [(*o, p) for o,p in zip(out, stepwise([o[4] for o in out]))]
 
-def recount_real(table, page):
+def up_to(curve, until):
+    "The curve's points below `until` tokens, and one at it on the straight line between its neighbours"
+    out = []
+    for a,b in zip(curve, [*curve[1:], None]):
+        if a['tokens']>=until: break
+        out.append(a)
+        if b is None: break
+        if b['tokens']>=until:
+            share = (until-a['tokens'])/(b['tokens']-a['tokens'])
+            out.append(dict(tokens=until, pass1=a['pass1']+share*(b['pass1']-a['pass1'])))
+    if out[-1]['tokens']<until: out.append(dict(tokens=until, pass1=out[-1]['pass1']))
+    return out
+
+def recount_real(table, page, part=None):
     "(difference, half its 95 % interval, p, Holm's p) per claim of the study; None: runs are missing"
     plan,runs = registered(page),{}
+    of = plan|plan[part] if part else plan
     with open_table(table) as f:
         for o in csv.DictReader(f):
-            if o['error']: continue
+            if o['error'] or o['arm'] not in of['arms'] or o['regime'] not in of['tasks']: continue
             key = f"{o['arm']} at {float(o['learning_rate']):g}",o['regime'],int(o['seed'])
             assert key not in runs, f'two rows for {key}'
-            runs[key] = mean_on_the_way(json.loads(o['curve']))
-    if len(runs)<len(plan['arms'])*len(plan['rates'])*len(plan['tasks'])*len(plan['seeds']): return None
+            curve = json.loads(o['curve'])
+            runs[key] = mean_on_the_way(up_to(curve, plan['tokens']) if 'tokens' in plan else curve)
+    if len(runs)<len(of['arms'])*len(plan['rates'])*len(of['tasks'])*len(plan['seeds']): return None
     out = []
-    for a,b in plan['claims']:
-        d = [sum(runs[a,k,s]-runs[b,k,s] for k in plan['tasks'])/len(plan['tasks']) for s in plan['seeds']]
+    for a,b in of['claims']:
+        d = [sum(runs[a,k,s]-runs[b,k,s] for k in of['tasks'])/len(of['tasks']) for s in plan['seeds']]
         mean,error,free = sum(d)/len(d),spread(d),len(d)-1
         out.append((mean, t.ppf(.975, free)*error, 2*t.sf(abs(mean)/error, free)))
     return [(*o, p) for o,p in zip(out, stepwise([o[2] for o in out]))]

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np, pandas as pd, pytest, torch
 from scipy.stats import ttest_1samp
 import grpo_nb.studies.real_study as rt
-from grpo_nb.studies.real_study import real_claims, real_jobs, real_plan, real_run
+from grpo_nb.studies.real_study import first_part, real_claims, real_jobs, real_plan, real_run
 import grpo_nb.studies.stacked as sr
 from grpo_nb.studies.replay_study import (
     USES, claims, planned, registration, run_stack, say, tables, tuned)
@@ -368,6 +368,12 @@ def test_the_claims_of_its_stored_rows_are_those_of_a_second_count():
     rows = PAGE.parent/'rows'/'real_study.csv'
     t = real_claims(read_rows(rows, ('registered',)), real_plan(REAL))
     second = recount_real(rows, REAL)
+    assert t[['diff','diff_ci','p','holm']].to_numpy()==pytest.approx(np.array(second), abs=1e-6)
+
+def test_the_claims_beside_a_scaled_step_are_those_of_a_second_count():
+    rows,page = PAGE.parent/'rows'/'real_scaled.csv',PAGE.with_name('registration_real_scaled.qmd')
+    t = real_claims(read_rows(rows, ('registered',)), first_part(real_plan(page)))
+    second = recount_real(rows, page, 'first')
     assert t[['diff','diff_ci','p','holm']].to_numpy()==pytest.approx(np.array(second), abs=1e-6)
 
 def gpu_table(plan, lead=0., noise=.001, seed=0):
