@@ -45,7 +45,7 @@ def multi_reward_advantages(
     rewards_per_func:Tensor,     # (B, G, F) reward units; nan where a function does not apply
     weights:list|Tensor|None=None, # (F,) weight of each function; None for 1 each
     aggregation:str='sum_then_normalize',  # or 'normalize_then_sum' (GDPO)
-    scale:str='group',           # as in `group_advantages`; 'normalize_then_sum' has its own and ignores it
+    scale:str='group',           # as in `group_advantages`; ignored by 'normalize_then_sum'
     eps:float=1e-4,              # added to every deviation
     advantages:str|Callable='grpo',  # a name in `ADVANTAGES`, or such a function, for the sum
 )->Tensor:                       # (B, G) float32

@@ -46,7 +46,7 @@ def demo(
     n_problems:int|None=None, # held-out problems, asked before and after (default: 500, 100 for smollm2)
     replay_buffer_size:int=64,  # groups kept for replay; 0: plain GRPO
     disable_tqdm:bool=False, # hide the progress bars
-)->dict:                     # what summary.json holds
+)->dict:                     # content of summary.json
     "Train a small model on sums with GRPO and replay, and measure it before and after."
     if model not in DEMOS: raise ValueError(f"no demo of {model!r}: choose from {', '.join(DEMOS)}")
     d = DEMOS[model]
@@ -117,7 +117,7 @@ def train_and_evaluate(
     info:dict,        # more for the summary: task, model
     greedy:bool=False,# measure the likeliest answers too?
     **how:Any,        # more for `train`
-)->dict:              # what summary.json holds
+)->dict:              # content of summary.json
     "Evaluate, train, evaluate again; write summary.json and the pages of the run, and print the result."
     def measure(step):
         given = dict(max_completion_length=args.max_completion_length, disable_tqdm=args.disable_tqdm,

@@ -69,7 +69,7 @@ def reward_summary(
 def evaluate(
     model:nn.Module,     # a causal language model
     tokenizer:Tokenizer, # its tokenizer
-    dataset:list,        # rows with `prompt` and what the rewards ask for
+    dataset:list,        # rows with `prompt` and the columns that the rewards need
     reward_funcs:list,   # one function or several, TRL's calling convention; pass@1 is of the first
     num_samples:int=1,   # completions per problem
     k:int|None=None,     # also report pass@k; at most num_samples

@@ -154,7 +154,7 @@ def update_replay_buffer(self:GRPOWithReplayBufferTrainer,
 # %% ../nbs/16_grpo_with_replay_buffer.ipynb #seelogps
 @patch
 def _fill_loss_inputs(self:GRPOWithReplayBufferTrainer, x, logps):
-    "Fill in what the loss will read from `x`, now that the policy's log-probs of these rows are known."
+    "Set the stored log-probs in the loss inputs `x`, once the policy's are known."
     self.rows_in_loss += x['replay_row'].tolist()
     if self.batch: self.batch.add_logps(x['replay_row'], logps)   # still the policy that sampled
     if 'replay_old_logps' in x:

@@ -20,7 +20,7 @@ _all_ = ['WHAT_IFS', 'what_if']
 
 # %% ../nbs/15_look_at_a_run.ipynb #d33413fd
 def _prepared(run):
-    "The run with what each token adds to a loss, and where it replays, under other settings of replay."
+    "The run with each token's loss terms, and its what-ifs of replay."
     run = add_token_terms(open_groups(run))
     return run,what_ifs(run)
 

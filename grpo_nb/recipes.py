@@ -67,10 +67,10 @@ def _pages(folder):
 
 # %% ../nbs/catalogue/recipes.ipynb #f81fcbb6
 def print_plan(
-    r:TrlArguments,  # what to train and on what
+    r:TrlArguments,  # model, data and TRL's arguments
     a:'GRPOConfig',  # the trainer's
 )->dict:             # the plan of `batch_plan`
-    "Print what the batch amounts to."
+    "Print the batch plan."
     plan = batch_plan(a.num_generations, a.per_device_train_batch_size, a.gradient_accumulation_steps,
         r.num_processes or world_size(), a.steps_per_generation, num_iterations=a.num_iterations)
     for what,text in plan_lines(plan):
@@ -119,7 +119,7 @@ def train_trl(
 )->'GRPOTrainer|dict|None': # the trained trainer; the plan with `dry_run`; None after several processes
     """Train with TRL and replay on your own data and rewards, or by a recipe.
 
-    ValueError before anything is loaded for what is missing.
+    ValueError for missing input, before anything is loaded.
     """
     argv = list(argv)
     recipe = recipe or find_recipe(argv)

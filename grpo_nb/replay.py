@@ -91,7 +91,7 @@ class ReplayBuffer(GroupStorage):
     age_limit:float|None=None # steps; an older group is evicted (`limit_age`)
     age_decay:float|None=None # steps in which a group's weight falls by e (`decay_with_age`)
     max_uses:int|None=None # a group is evicted after so many draws (`limit_uses`)
-    seed:int=0             # of the buffer's own random numbers
+    seed:int=0             # of the buffer's random numbers
 
     def __post_init__(self):
         self.start(self.seed)
@@ -134,7 +134,7 @@ def add(self:ReplayBuffer,
     step:int=0,    # the optimizer step at which they were made
     keys:list|None=None, rewards:list|None=None, # prompt keys and rewards, for priorities
 )->list:           # n ids, None for a group not kept
-    "Store the best, in memory of their own. ValueError for scores that are not finite or below 0."
+    "Store the best, in their own memory. ValueError for scores that are not finite or below 0."
     n = len(data)
     scores = check_scores(scores, data, keys=keys, rewards=rewards)
     ids = range(self.next_id, self.next_id+n)
@@ -209,7 +209,7 @@ class Replay(DeadGroupStrategy):
     def __init__(self,
         buffer_size:int=64,            # groups; 0: dead groups are left as `unreplaced` says
         force_ratio_one:bool=False,    # take a replayed group's ratio as 1, as TRL's reference did?
-        unreplaced:str='keep',         # what happens to a dead group without replacement: 'keep' or 'mask'
+        unreplaced:str='keep',         # a dead group without replacement: 'keep' or 'mask'
         same_prompt_first:bool=False,  # prefer a stored group of the dead group's own prompt?
         stored_per_fresh:int=0,        # stored groups for each sampled one; the batch stays as large
         **options:Any,                 # of `ReplayBuffer`: priority, age_limit, age_decay, max_uses, seed
@@ -224,7 +224,7 @@ class Replay(DeadGroupStrategy):
         size:int,       # groups
         **options:Any,  # of `ReplayBuffer`
     )->ReplayBuffer:
-        "The buffer of this strategy; a subclass may make one of its own."
+        "The buffer of this strategy; override it to use another buffer."
         return ReplayBuffer(size, **options)
 
     @classmethod

@@ -26,7 +26,7 @@ CHAT_TEMPLATE = (
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 
 def make_tokenizer(
-    phrases:list[str]=PHRASES,  # texts that get a token of their own
+    phrases:list[str]=PHRASES,  # texts that get one token each
 )->Qwen2Tokenizer:              # 256 bytes, then specials, tags and phrases; pads on the left
     "Qwen's tokenizer without its merges: a token for each byte, special, tag and frequent phrase."
     from tokenizers import AddedToken, pre_tokenizers

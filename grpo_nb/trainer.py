@@ -44,7 +44,7 @@ def init_state(
     model:nn.Module, tokenizer:Tokenizer, dataset:list, reward_funcs:list,  # as for `train`
     args:TrainConfig, eval_dataset:list|None=None,                          # as for `train`
 )->TrainState:
-    "Check the inputs: a run at step 0."
+    "Check the inputs and return a run at step 0."
     reward_funcs = list(reward_funcs) if isinstance(reward_funcs, (list,tuple)) else [reward_funcs]
     check_train_args(reward_funcs, args)
     model = unwrap_compiled(model)
@@ -84,7 +84,7 @@ def rollout(
 # %% ../nbs/12_trainer.ipynb #bac599f6
 def replace_dead_groups(
     s:TrainState, fresh:Rollouts,  # the run; n groups, just sampled
-)->ProcessedBatch:          # B groups on the model's device, with all that the loss needs
+)->ProcessedBatch:          # B groups on the model's device, with every column that the loss needs
     "Let the run's strategy replace, mask or keep dead groups."
     def sample_more(n):
         s.in_rollout = not s.strategy.state_dict()   # a strategy without a state is as it was
@@ -94,7 +94,7 @@ def replace_dead_groups(
         return extra
     fill_ref_logps(s, fresh, ~fresh.dead)
     more = dict(logps_fn=lambda o: current_logps_and_entropy(s, o)) if s.strategy.needs_logps else {}
-    # `s.strategy` is what `make_strategy` found in the settings: `Replay`, unless the buffer has size 0
+    # `s.strategy` comes from `make_strategy`: `Replay`, unless the buffer has size 0
     counted = loss_mask(s, fresh, torch.ones_like(fresh.dead)).any(-1)   # (n, G), answers that the loss sees
     s.in_rollout = False   # from here on an error may have changed the strategy
     processed = s.strategy.process_batch(fresh, fresh.dead, s.step, size=s.args.num_prompts,
@@ -222,7 +222,7 @@ def train(
     return s
 
 def run_batches(
-    s:TrainState, callbacks:CallbackList,  # moves on to its end; what hears of it
+    s:TrainState, callbacks:CallbackList,  # advanced to its end; called around each batch
 )->None:
     "Train batch after batch until the run is done or a signal stops it."
     try:

@@ -45,7 +45,7 @@ train                                       | required: --dataset
 train --dataset sum                         | 'sum'
 train --dataset chain_sm                    | chain_sum
 train --dataset nowhere.jsonl               | nowhere.jsonl
-train --dataset folder                      | folder is no file
+train --dataset folder                      | folder is not a file
 train --dataset notes.txt                   | notes.txt
 train --dataset question.jsonl              | --prompt_column question
 train --dataset none.jsonl                  | row 64

@@ -102,7 +102,7 @@ def test_a_column_that_only_later_rows_have_is_kept_and_the_named_prompt_wins():
 def user(text): return [{'role':'user','content':text}]
 
 @pytest.mark.parametrize('source, says', [
-    ('missing.jsonl', 'is no file'),
+    ('missing.jsonl', 'is not a file'),
     (('a.txt', 'x'), 'can read .jsonl'),
     (('a.jsonl', ''), 'a.jsonl is empty'),
     (('a.jsonl', '{"prompt": "a"}\n{oops\n'), 'a.jsonl, line 2 is not valid JSON'),
@@ -113,7 +113,7 @@ def user(text): return [{'role':'user','content':text}]
     (('a.csv', 'prompt,answer\né,1\n'.encode('latin-1')), 'a.csv, line 2 is not UTF-8'),
     (('a.csv', 'prompt,answer\nx,1,2\n'), 'a.csv, line 2 has another number of fields'),
     (('a.csv', 'question,answer\nx,1\n'), 'row 0 has no `prompt`, it has question, answer'),
-    (('a.parquet', 'no parquet'), 'a.parquet is no Parquet file'),
+    (('a.parquet', 'no parquet'), 'a.parquet is not a Parquet file'),
     (('a.jsonl', '{"prompt": "a"}\n[1]\n'), 'row 1 is a list'),
     (('a.jsonl', '{"prompt": "a"}\n{"question": "b"}\n'), 'row 1 has no `prompt`, it has question'),
     (('a.jsonl', '{"prompt": "a"}\n{"prompt": "b", "x": "\\ud83d"}\n'), 'surrogates not allowed'),

@@ -62,7 +62,7 @@ class RunOnTRL(GRPOTrainer):
         size:int,       # groups
         **options:Any,  # of `ReplayBuffer`
     )->ReplayBuffer:
-        "The buffer of this run; a subclass may make one of its own."
+        "The buffer of this run; override it to use another buffer."
         return ReplayBuffer(size, **options)
 
     def reset_buffer(self,

@@ -29,7 +29,7 @@ def check_arguments(
     config_class:type,  # of the settings
     args:tuple, kwargs:dict,  # of `GRPOTrainer`
 )->tuple:  # the arguments by name; prompts that were looked at; a fingerprint of the data, None for a stream
-    "Check what a trainer is made of, before a model is loaded; on several processes all were given the same."
+    "Check the trainer's arguments before a model is loaded, and that all processes got the same."
     check_trl_api()
     given = inspect.signature(GRPOTrainer.__init__).bind(None, *args, **kwargs).arguments
     given.pop('self')

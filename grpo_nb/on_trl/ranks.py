@@ -17,7 +17,7 @@ def assert_same_on_all_ranks(
     mine:dict,         # what this process was given, by name; compared as text
     ranks:ProcessGroup|None=None, # None for those of the default process group
 )->None:
-    "ValueError on every rank unless all were given the same: it names what differs, and who has what."
+    "ValueError on every rank unless all were given the same: it lists the differing values by rank."
     ranks = ranks or ProcessGroup()
     text = {k:re.sub(' at 0x[0-9a-f]+', '', repr(v)) for k,v in mine.items()}
     crc = torch.tensor([zlib.crc32(json.dumps(text, sort_keys=True).encode())>>1], dtype=torch.int32)

@@ -130,7 +130,7 @@ class RecordCallback(TrainerCallback):
         rows = self._rows(batch, stats, outcomes, tokens)
         first = self.last[1] if self.last[0]==batch.step else 0   # two batches in one step
         self.last = batch.step,first+len(rows)
-        # a place without a sampled or stored group is none
+        # skip places with neither a sampled nor a stored group
         self.recorder.write_groups(batch.step,
             [o|dict(group=first+i) for i,o in enumerate(rows) if o['outcome']!='empty'])
 

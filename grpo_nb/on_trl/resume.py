@@ -110,7 +110,7 @@ class Resume:
 
     @property
     def how_to_go_on(self)->str:
-        "How to go on from the checkpoint of a stopped run, for messages."
+        "How to resume a stopped run, for messages."
         if not self.trainer.args.save_only_model: return 'resume with `train(resume_from_checkpoint=True)`'
         return 'start a new run from its weights: with `save_only_model=True` it holds nothing else'
 
@@ -205,7 +205,7 @@ def load(self:Resume,
     self._load_state(checkpoint)
 
 def _need_files(has_files, checkpoint, which):
-    "ValueError where a process did not find what it needs; `has_files` says so by rank."
+    "ValueError if a process lacks its state files; `has_files` has a flag per rank."
     lacking = [str(r) for r,there in enumerate(has_files) if not there]
     if not lacking: return
     raise ValueError(f'{Path(checkpoint).name}: rank {", ".join(lacking)} does not find {which} of the '

@@ -52,7 +52,7 @@ class CheckedRewards:
         func:Callable, name:str,  # a reward function, and its name in logs
         failed:list|None=None,    # where errors are put, the rewards then being None; None: they are raised
     )->Callable:
-        "The function with its name on what goes wrong in it, its rewards checked, and arguments of its own."
+        "Wrap the function: errors name it, rewards are checked, arguments are copies."
         who,step = f'reward function {name!r}',self.trainer.state.global_step
         def checked(r, kw): return validate_rewards(r, len(kw['prompts']), who).tolist()
         def note_error(e, kw):

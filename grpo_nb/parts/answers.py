@@ -18,7 +18,7 @@ from .validate import opened_tags
 def boxed(
     text:str,  # a solution in LaTeX
 )->str|None:   # the content of its last \boxed{…}
-    "The content of the last box; None when there is none, or it is never closed."
+    "The content of the last box; None if it is missing, or never closed."
     start = text.rfind('\\boxed{')
     if start<0: return None
     depth,begin = 0,start+len('\\boxed')
@@ -42,7 +42,7 @@ _LATEX = {r'\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}':r'\1/\2', r'\\(?:text|mathrm)\{
 def read_number(
     text:str,    # short: an answer
 )->tuple|None:   # (the numbers it may mean, as a set of Fractions, its unit)
-    "The numbers a short text may mean, and its unit; None when it is no number."
+    "The numbers a short text may mean, and its unit; None if it is not a number."
     t = boxed(text) or text
     for old,new in _LATEX.items(): t = re.sub(old, new, t)
     m = _NUMBER.fullmatch(t.translate(_SIGNS).strip())
@@ -64,7 +64,7 @@ def answers_match(
 
 # %% ../../nbs/parts/answers.ipynb #627edcce
 def _judge_child():
-    "Run in a process of its own: judge answers that have to be evaluated, one a line, and say what came out."
+    "Run in a separate process: judge answers that have to be evaluated, one per line, and print each result."
     import json, logging, os, signal, sys
     out,sys.stdout = sys.stdout,sys.stderr   # whatever prints, prints elsewhere
     signal.signal(signal.SIGINT, signal.SIG_IGN)   # Ctrl-C is for the run
@@ -202,7 +202,7 @@ def judge_with_start(
     completions:list,     # N completions, str or lists of messages
     prompts:list|None=None, # N prompts
     completion_start:list|None=None, # N texts that the chat template has written of the answers
-)->list:                  # N of what `judge` returns
+)->list:                  # N results of `judge`
     "Judge each completion by itself and after the tags that its prompt opened; the better counts."
     out = []
     for i,c in enumerate(completions):

@@ -38,7 +38,7 @@ def neg_mean_log_ratio(
 # %% ../../nbs/parts/corrections.ipynb #f6a10f29
 def _moment_mask(log_ratio, mask, limit):
     "The tokens nearest to ratio 1, as many as keep the mean of their squared log-ratios within `limit`."
-    far = log_ratio.detach().square().masked_fill(~mask, math.inf)   # what doesn't count comes last
+    far = log_ratio.detach().square().masked_fill(~mask, math.inf)   # masked tokens come last
     squares,order = far.flatten().sort(stable=True)
     means = squares.cumsum(0)/torch.arange(1, len(order)+1, device=order.device)
     return torch.zeros_like(order).scatter(0, order, (means<=limit).long()).view(mask.shape).bool()&mask
@@ -69,7 +69,7 @@ def apply_correction(
     old_logps:Tensor,       # (..., T) nats, of the policy that sampled
     A:Tensor,               # advantages, (..., 1) or (..., T)
     mask:Tensor,            # (..., T) bool
-    correction:OffPolicyCorrection, # what to do
+    correction:OffPolicyCorrection, # a correction
     level:str='token',      # of the loss's ratio: 'token' or 'sequence'
     prox_logps:Tensor|None=None, # (..., T) nats, of the policy when this batch began; for 'decoupled'
     clip:ClipRange=ClipRange(), # of the loss
@@ -129,8 +129,8 @@ def off_policy_mask(
     A:Tensor,           # advantages, (B, G, 1) or (B, G, T)
     mask:Tensor,        # (B, G, T) bool
     threshold:float,    # nats per token
-)->Tensor:              # bool, shape of `A`: true for what stays in the loss
-    """Keep what has an advantage of 0 or more, or drifted by at most `threshold` nats per token.
+)->Tensor:              # bool, shape of `A`: true for terms that stay in the loss
+    """Mask of completions whose advantage is 0 or more, or drift at most `threshold` nats per token.
 
     Source: DeepSeek-V3.2, arXiv 2512.02556, equation 9.
     """

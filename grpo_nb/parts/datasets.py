@@ -86,7 +86,7 @@ def make_problems(
     n:int, seed:int=0, split:str='train',  # as for `gym_dataset`
     **config:Any,       # the task's options
 )->Dataset:             # as `gym_dataset`
-    "Problems by name; ValueError that names the nearest when there is no such name."
+    "Problems by name; ValueError with the nearest name for an unknown one."
     if name not in TASKS and '.py:' not in name: return gym_dataset(name, n, seed, split, **config)
     rows = resolve(TASKS, name)(n, seed=seed, split=split, **config)
     return rows if isinstance(rows, Dataset) else load_problems(list(rows))
@@ -110,7 +110,7 @@ def _three_terms(draw):
 
 _WORKED = '3 + 5 + 4: 3 + 5 = 8, 8 + 4 = 12\n7 + 2 + 6: 7 + 2 = 9, 9 + 6 = 15\n'
 
-FEW_SHOT = dict(   # name: two solved examples, and what draws a question and its answer
+FEW_SHOT = dict(   # name: two solved examples, and a function that draws a question and its answer
     two_digit_sums=('12 + 31 = 43\n40 + 27 = 67\n', _sum),
     products=('2 * 13 = 26\n4 * 21 = 84\n', _product),
     next_numbers=('3, 6, 9, 12\n10, 14, 18, 22\n', _next_number),
@@ -151,7 +151,7 @@ def end_at_newline(
     model:torch.nn.Module,  # its generation config gets the token
     tokenizer:Callable,     # one that writes a newline as one token
 )->None:
-    "Let an answer end with its first line. ValueError where a newline is not a token of its own."
+    "Let an answer end with its first line. ValueError unless a newline is a separate token."
     ids = tokenizer('\n', add_special_tokens=False)['input_ids']
     if len(ids)!=1:
         raise ValueError(f'this tokenizer writes a newline as {len(ids)} tokens, so it cannot end an answer: '
@@ -193,12 +193,12 @@ def read_file_rows(
     path = Path(path)
     kind = path.suffix.lower()
     if not path.is_file():
-        raise ValueError(f'{path} is no file: give a .jsonl, .csv or .parquet file with a column `prompt`')
+        raise ValueError(f'{path} is not a file: give a .jsonl, .csv or .parquet file with a column `prompt`')
     if kind not in ('.jsonl','.json','.csv','.parquet'):
         raise ValueError(f'{path.name}: can read .jsonl, .json, .csv and .parquet')
     if kind=='.parquet':
         try: return Dataset.from_parquet(str(path), keep_in_memory=True).to_list()
-        except Exception as e: raise ValueError(f'{path.name} is no Parquet file: {str(e)[:200]}') from e
+        except Exception as e: raise ValueError(f'{path.name} is not a Parquet file: {str(e)[:200]}') from e
     text = _text(path)
     if kind=='.csv': return _csv_rows(path.name, text)
     if kind=='.json':
@@ -274,7 +274,7 @@ def load_problems(
 
 # %% ../../nbs/parts/datasets.ipynb #d44aa63a
 def _distinguishing_text(prompts):
-    "The text that tells each prompt from the others: of conversations, all but a system message they share."
+    "The distinct text of each prompt: of conversations, all but a system message they share."
     if isinstance(prompts[0], str): return prompts
     systems = {p[0]['content'] if p[0]['role']=='system' else None for p in prompts}
     skip = len(systems)==1 and None not in systems
@@ -346,7 +346,7 @@ def _numinamath(problem, solution):
 # %% ../../nbs/parts/datasets.ipynb #d011bfca
 def _tldr(prompt, completion): return dict(prompt=prompt, task='tldr', answer=completion.strip())
 
-HUB_DATASETS = dict(   # name: (on the hub, its configuration, columns, what makes a problem of them, chat?)
+HUB_DATASETS = dict(   # name: (on the hub, its configuration, columns, function to a problem, chat?)
     gsm8k=('openai/gsm8k', 'main', ('question','answer'), _gsm8k, True),
     numinamath=('AI-MO/NuminaMath-TIR', None, ('problem','solution'), _numinamath, True),
     tldr=('trl-lib/tldr', None, ('prompt','completion'), _tldr, False))

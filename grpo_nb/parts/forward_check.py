@@ -42,7 +42,7 @@ def forward_fault(
     tolerance:float=1e-3,  # nats per token; rounding stays below
     worst:Callable=float,  # of several processes the largest of a number: they call the model equally often
 )->tuple:              # ('', 'padding' or 'logits': what is off; by how many nats a token)
-    "What keeps the trainer's road from giving the model's own log-probs: the padding, or the road itself."
+    "Why the trainer's log-probs differ from the model's own: padding, or the computation."
     real = mask.bool()
     done = real[:,-T:]
     def distance(logps, own, done): return (logps.float()-own)[done].abs().mean().nan_to_num(0).item()

@@ -220,7 +220,7 @@ def prepare_loss_inputs(
 def check_loss_options(
     settings:LossSettings,  # of a run
 )->Callable:                # its loss
-    """Find the loss of the settings. ValueError where there is none of that name.
+    """Find the loss of the settings. ValueError for an unknown name.
 
     TypeError for an option that no loss knows, and for a loss with a parameter that nothing can fill.
     """

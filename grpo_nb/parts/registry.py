@@ -24,7 +24,7 @@ class Registry(MutableMapping):
         *modules:str, # of `grpo_nb`, which register the built-in ones as they are imported
     ):
         self.setting,self.modules = setting,tuple(f'grpo_nb.{o}' for o in modules)
-        self.entries,self.about = {},{}   # name -> the thing; name -> what was registered with it
+        self.entries,self.about = {},{}   # name -> the thing; name -> its registered facts
 
     def load(self)->dict:
         "The entries, those of the built-in modules too, which are imported here."
@@ -52,10 +52,10 @@ REGISTRIES = dict(loss=LOSSES, advantage=ADVANTAGES, strategy=STRATEGIES, priori
 # %% ../../nbs/parts/registry.ipynb #7c911f67
 def register(
     registry:str|Mapping, # 'loss', 'advantage', 'strategy', 'priority' or 'task'; or a dict
-    name:str,             # what users will pass
+    name:str,             # the name that users pass
     **about:Any,          # of a loss: divisor, clips, zero_without_advantage
-)->Callable:              # a decorator that returns what it decorates
-    "Register what is decorated under `name`. ValueError when something else has that name."
+)->Callable:              # a decorator
+    "Register a function or class under `name`. ValueError when something else has that name."
     table = _registry(registry)
     def put(f):
         entries = table
@@ -90,8 +90,8 @@ def _same(a, b):
 def registered_name(
     registry:Mapping, # of functions
     thing:Any,        # a name, or a function
-)->Any:               # a name; a function that has no name of its own there stays as it is
-    "The name under which `thing` is registered, so that what was registered with it holds for it too."
+)->Any:               # a name; an unregistered function is returned unchanged
+    "The name under which `thing` is registered, so that its registered facts apply."
     if isinstance(thing, str): return thing
     names = [k for k,o in registry.items() if o is thing]
     return names[0] if len(names)==1 else thing
@@ -100,18 +100,18 @@ def registered_name(
 def parameter_names(
     f:Callable,   # a function, such as a table holds
 )->frozenset:     # the names of its parameters
-    "What `f` takes by name, so that a caller passes it those settings and no others."
+    "Names of `f`'s keyword parameters, so that a caller passes only those settings."
     return frozenset(inspect.signature(f).parameters)
 
 # %% ../../nbs/parts/registry.ipynb #0b454cd9
 def import_file(
     path:str|Path,  # of a Python file
-)->ModuleType:      # under a name of its own
+)->ModuleType:      # under a private module name
     "Import a Python file. ValueError for no such file, or one that fails as it runs."
     f = Path(path).expanduser()
     if not f.is_file(): raise ValueError(f'no file `{path}`: give the path of a Python file')
     spec = importlib.util.spec_from_file_location(f'grpo_nb_own_{f.stem}', f)
-    if spec is None: raise ValueError(f'`{path}` is no Python file: its name must end in .py')
+    if spec is None: raise ValueError(f'`{path}` is not a Python file: its name must end in .py')
     m = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = m                 # dataclasses and pickle look there
     beside = str(f.resolve().parent)           # as for a script: it may import its neighbors
@@ -124,7 +124,7 @@ def import_file(
 def import_object(
     spec:str,  # 'my_file.py:name', or 'package.module.name'
 )->Any:        # a function, or a class
-    "Import what `spec` names. ValueError that says what is missing, and what is there."
+    "Import the object that `spec` names. ValueError with the missing name and those that exist."
     path,_,name = spec.rpartition(':' if ':' in spec else '.')
     if not path or not name: raise ValueError(f'`{spec}` names no function: write FILE.py:FUNCTION')
     if path.endswith('.py'): m = import_file(path)
@@ -153,7 +153,7 @@ def did_you_mean(
 def resolve(
     registry:str|Mapping,  # as for `register`
     name:str|Callable,     # a name in it, FILE.py:NAME, or the function or class itself
-    setting:str|None=None, # what takes the name, for the message; None: as the registry says
+    setting:str|None=None, # the setting that takes the name, for the message; None: the registry's
     hint:str='',           # more for the end of the message
 )->Any:                    # a function, or a class
     "The thing of that name. ValueError that says which names there are, and which was probably meant."
@@ -162,7 +162,7 @@ def resolve(
     if name in table: return table[name]
     if isinstance(name, str) and '.py:' in name:
         table[name] = thing = import_object(name)
-        if isinstance(table, Registry):   # what the file registered it with
+        if isinstance(table, Registry):   # the facts that the file registered
             same = [k for k,o in table.entries.items() if o is thing and k in table.about]
             table.about[name] = table.about[same[0]] if same else {}
         return thing

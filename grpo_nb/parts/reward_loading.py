@@ -17,7 +17,7 @@ TRL_REWARDS = ('accuracy_reward','reasoning_accuracy_reward','think_format_rewar
 
 @functools.cache
 def _behind_start(func):
-    "TRL's reward for the form, which also pays what is well formed after the tag that the prompt opened."
+    "TRL's reward for the form, which also pays a well-formed answer after the tag that the prompt opened."
     def paid(text): return func([[dict(role='assistant', content=text)]])[0]
     @functools.wraps(func)
     def reward(completions, prompts=None, completion_start=None, **kwargs):

@@ -103,7 +103,7 @@ def end_tokens(
 def padding_token(
     tokenizer:Tokenizer,  # of the model
 )->int:                   # a token id
-    "What stands in the padding: the tokenizer's own token, or else its end token; masks hide it."
+    "The token used as padding: the tokenizer's own, or else its end token; masks hide it."
     ids = (o for o in (tokenizer.pad_token_id, tokenizer.eos_token_id) if o is not None)
     return next(ids, 0)
 

@@ -67,7 +67,7 @@ def check_weights(
 def own_memory(
     data:Any,  # most often a dict of tensors
 )->Any:        # the same, or a copy
-    "The data with its tensors on the CPU, without gradient and in memory of their own."
+    "The data with its tensors on the CPU, without gradient, in their own memory."
     def borrowed(v):
         if not isinstance(v, Tensor): return False
         return v._base is not None or not v.is_cpu or v.requires_grad or v.is_inference()
@@ -103,7 +103,7 @@ class GroupStorage:
         step:int|None=None,  # now, for ages
         keys:list|None=None, # n prompt keys, preferred in turn
     )->list:                 # up to `n` stored groups; [] from an empty buffer
-        "What `sample_entries` draws, without score, age and the rest."
+        "The data of the entries that `sample_entries` draws."
         return [e.data for e in self.sample_entries(n, step, keys)]
 
     def state_dict(self)->dict:  # tensors, numbers, strings, lists and dicts

@@ -30,7 +30,7 @@ def require(
     name:str,   # of the setting
     v:Any,      # its value
     ok:bool,    # will it do?
-    needs:str,  # what would
+    needs:str,  # a description of valid values
 )->None:
     "ValueError with name, value and what is needed, unless `ok`."
     if not ok: raise ValueError(f'`{name}` is {v!r}, needs {needs}')
@@ -140,7 +140,7 @@ def max_context_length(
 
 # %% ../../nbs/parts/validate.ipynb #c033d109
 class Tokenizer(Protocol):
-    "What we ask of a tokenizer; those of transformers can do it."
+    "Methods that a tokenizer needs; those of transformers have them."
     eos_token:str|None
     eos_token_id:int|None
     pad_token_id:int|None
@@ -185,7 +185,7 @@ def _check_columns(rows):
         for a,b,lacks in ((i, 0, rows[0].keys()-o.keys()), (0, i, o.keys()-rows[0].keys())):
             if lacks:
                 raise ValueError(f'row {a} has no `{min(lacks, key=str)}`, which row {b} has: give every row '
-                    'the same columns, with None where there is no value')
+                    'the same columns, with None for a missing value')
 
 _MARK = 'QUESTION'   # in the place of a user's message
 
@@ -301,7 +301,7 @@ def check_text_content(
     prompts:list,  # text or lists of messages
     dataset:list|None=None, # whose prompts they are, for the number of a row in messages
 )->None:
-    "ValueError for the first message whose content is no text, such as a list of parts."
+    "ValueError for the first message whose content is not text, such as a list of parts."
     for i,p in enumerate(prompts):
         odd = [] if isinstance(p, str) else [m for m in p if not isinstance(m.get('content') or '', str)]
         if odd:
@@ -333,7 +333,7 @@ def _columns_of(dataset, some=10_000):
     for part in dataset.with_format('arrow').iter(some): yield part.to_pydict()
 
 def _canonical(o):
-    "A value as JSON holds it, without what a table fills in: a missing field is None there."
+    "A value as JSON, without the None that a table fills in for a missing field."
     if isinstance(o, dict): return {str(k):_canonical(v) for k,v in o.items() if v is not None}
     if isinstance(o, (list,tuple)): return [_canonical(v) for v in o]
     if isinstance(o, (str,int,float,bool,type(None))): return o

@@ -16,7 +16,7 @@ from ..parts.groups import Groups
 class BatchRecord:
     """A batch as it was sampled and as it was trained on.
 
-    On TRL a process has the rows of its own in `sampled` and `trained`, each row a group of one; prompts,
+    On TRL `sampled` and `trained` hold this process's rows, each row a group of one; prompts,
     completions, rewards and flags are those of all processes.
     """
     step:int                 # the optimizer step

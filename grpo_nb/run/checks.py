@@ -25,7 +25,7 @@ def check_train_args(
     reward_funcs:list,  # called as TRL calls them
     args:TrainConfig,   # the settings
 )->None:
-    "ValueError for what would go wrong after long work, a warning for a rate that never rises to its peak."
+    "ValueError for faults that would show late; a warning for a rate that never rises to its peak."
     if note := warmup_warning(args.warmup_steps, args.max_steps): warnings.warn(note)
     if not reward_funcs: raise ValueError('no reward functions: pass one or more')
     if args.reward_weights is not None and len(args.reward_weights)!=len(reward_funcs):

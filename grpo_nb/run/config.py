@@ -92,7 +92,7 @@ class TrainConfig(RunConfig):
             self.output_dir = os.path.expanduser(self.output_dir)
         self.loss_type = registered_name(LOSSES, self.loss_type)
         check_config(self)
-        super().__post_init__()   # how a token is drawn has rules of its own
+        super().__post_init__()   # the rules of `Sampling`
 
     @property
     def num_prompts(self)->int:

@@ -25,7 +25,7 @@ def require_empty_dir(
     path:str|Path,  # of a run; not made yet
     hint:str='',    # how an earlier run there would be gone on with
 )->Path:
-    "The path, if nothing is there yet, or an empty folder; ValueError that names what is."
+    "The path, if it is free or an empty folder. ValueError that lists its files."
     path = Path(path)
     for o in (path, *path.parents):
         if o.is_symlink() and not o.exists():

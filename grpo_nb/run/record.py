@@ -137,7 +137,7 @@ def token_fields(
     tokenizer:Tokenizer,   # its `decode` turns one id into text
     rows:list,             # (B*G,) dicts of lists without padding: ids, and any of logps, ratios (or None)
     num_generations:int,   # G
-)->dict:                   # for `group_rows`: tokens and the others, B lists of G lists
+)->dict:                   # for `group_rows`: tokens and any other token fields, B lists of G lists
     "Tokens as text, and their numbers, with three decimals."
     @lru_cache(None)
     def text(before, i):   # with the space that some tokenizers put between two tokens
@@ -328,7 +328,7 @@ class Recorder:
 
 # %% ../../nbs/run/record.ipynb #ba5ca58d
 def _cut(path, step):
-    "Cut the file after its last row of `step` or earlier; what comes before that is not read."
+    "Truncate the file after its last row of `step` or earlier, reading from the end."
     if not path.exists() or not path.stat().st_size: return
     with open(path, 'r+b') as f:
         with mmap.mmap(f.fileno(), 0) as m:

@@ -51,10 +51,10 @@ def rotate_checkpoints(
     for old in of_run[:-n]: shutil.rmtree(old)
 
 # %% ../../nbs/run/resume.ipynb #b1ff009c
-STATE_FIELDS = ('step','prompts_seen','num_tokens','history')   # beside what has a state of its own
+STATE_FIELDS = ('step','prompts_seen','num_tokens','history')   # besides the parts with a `state_dict`
 
 def _own_name(f):
-    "The name of a function of one's own; that of a partial says what it sets."
+    "The name of a user's function; for a partial, with its arguments."
     if not isinstance(f, functools.partial): return getattr(f, '__name__', str(f))
     given = [repr(o) for o in f.args] + [f'{k}={v!r}' for k,v in sorted(f.keywords.items())]
     return f'{_own_name(f.func)}({", ".join(given)})'
@@ -194,7 +194,7 @@ class CheckpointCallback(TrainCallback):
         if folder and checkpoint_error(Path(folder)/f'checkpoint-{s.step}'): save_checkpoint(s, folder)
 
     def on_batch_begin(self, s:TrainState)->None:
-        "Note all that sampling and judging change."
+        "Save the state that sampling and judging change."
         self.before = dict(rng=get_rng_state(), generator=s.generator.get_state(), batch=len(s.history)+1,
             counts={k:getattr(s, k) for k in ('prompts_seen','num_tokens')},
             strategy_rng=copy.deepcopy(getattr(s.strategy, 'rng', None)))

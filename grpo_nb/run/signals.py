@@ -89,8 +89,8 @@ def note_stop(
     name:str,    # of the signal, such as 'SIGTERM'
     step:int,    # the run's last one
     run:str,     # id of the run
-    whole:bool,  # had the run done all it was to do?
-)->str|None:     # the name, or None for a run that was whole
+    whole:bool,  # had the run finished?
+)->str|None:     # the name, or None for a finished run
     "Note for this process that a signal stopped a run: see `check_stop`."
     _stopped.update(signal=name, step=step, run=run, whole=whole, cell=_cell())
     return None if whole else name
@@ -101,7 +101,7 @@ def forget_stop()->None:
 
 def check_stop(
     run:str|None=None,    # id of a run that goes on: the one that was stopped may
-    measures:bool=False,  # is this a measurement? After a run that was whole it may be made
+    measures:bool=False,  # is this an evaluation? Allowed after a run that had finished
 )->None:
     "`Stopped` where a signal has stopped a run of this process: a loop over runs ends here."
     if not _stopped or measures and _stopped['whole']: return

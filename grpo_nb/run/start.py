@@ -19,7 +19,7 @@ from .state import Strategy, TrainState
 # %% ../../nbs/run/start.ipynb #c0de0106
 def make_state(
     model:nn.Module, tokenizer:Tokenizer, dataset:list, reward_funcs:list,  # as for `train`
-    args:TrainConfig, strategy:Strategy,  # settings; what the run does with zero-variance groups
+    args:TrainConfig, strategy:Strategy,  # settings; strategy for zero-variance groups
 )->TrainState:
     "Seed everything and make optimizer and reference: a run at step 0."
     random.seed(args.seed)

@@ -266,7 +266,7 @@ def drop_from_peak(
     return float(mean[at]),float(last),at+q-1
 
 def _since(steps, bad):
-    "The step from which on it was so until the end; None where it was not so at the end."
+    "First step of the last unbroken stretch of `bad`; None if `bad` ends False."
     if not len(bad) or not bad[-1]: return None
     good = np.flatnonzero(~bad)
     return float(steps[good[-1]+1 if len(good) else 0])
@@ -576,7 +576,7 @@ def _no_gradient(r:RunColumns, g:np.ndarray, share:float=.25)->dict|None:
 
 @rule('replay-too-old')
 def _replay_old(r:RunColumns, age:np.ndarray, ess:float=.5, clip:float=.3)->bool:
-    "the policy has moved far from the replayed groups: much of what they say counts little, or is clipped"
+    "the policy has moved far from the replayed groups: many of their tokens get small weights or are clipped"
     c = r.second_half('replay/clip_frac')
     e = r.second_half('replay/ess_tokens' if 'replay/ess_tokens' in r.names else 'replay/ess')
     return bool(len(e) and e.mean()<ess or len(c) and c.mean()>clip)
@@ -669,7 +669,7 @@ def _stopped(early, late, rose:float=.05, still:float=.05, top:float=.8):
     return d>max(half, rose) and abs(d2)<=max(half2, still*abs(late.mean())) and late.mean()<top
 
 def _hack(r:RunColumns, rows:int=6, best:float=.9)->dict|None:
-    "What a rising reward pays for instead of what it is meant to measure: fields of `Finding`, and `long`."
+    "Evidence that a rising reward measures something unintended: fields of `Finding`, and `long`."
     m,n = r('reward'),r('completions/mean_length')
     if len(m)<rows: return None
     q = max(2, len(m)//4)

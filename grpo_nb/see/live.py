@@ -41,7 +41,7 @@ def npm_package(
 def copy_jax(
     to:Path,   # a folder; it is made
 )->None:
-    "Copy jax-js and its licence into a folder, without what it keeps for graphics cards."
+    "Copy jax-js and its licence into a folder, without its GPU backends."
     patterns = 'dist/index.js', 'dist/backend-*.js', 'dist/rolldown-*.js', 'LICENSE*'
     files = [f for k in patterns for f in sorted(npm_package(JAX).glob(k))]
     to.mkdir(parents=True, exist_ok=True)

@@ -66,7 +66,7 @@ def record_batch(
         rewards_by_func=dict(zip(names, batch.rewards_by_func.unbind(-1))), prompt_key=fresh.prompt_key,
         extra=batch.extra, n_tokens=fresh.completion_mask.sum(-1), truncated=~batch.ended,
         advantages_before=fresh.advantages, advantages=A[:n], dead=batch.dead, dead_reason=reasons, **tokens)
-    for b in range(n, len(A)):   # a stored group beside the fresh ones: nothing was sampled in its place
+    for b in range(n, len(A)):   # a stored group added to the fresh ones, in no sampled group's place
         rows += group_rows(row['step'], [''], [[]], [[]], records=[records[b]|dict(group=b)], dead=[False],
             prompt_key=[processed.batch.prompt_key[b].item()])
     rec.write_groups(row['step'], rows)
@@ -86,7 +86,7 @@ def _replay_options(strategy):
 class RunMonitor(TrainCallback):
     "Callback: progress bar, record, warnings, and the verdict at the end."
     def __init__(self,
-        resumed:bool=False,        # go on with the record that is there?
+        resumed:bool=False,        # continue the existing record?
         print_verdict:bool=True,   # print a verdict at the end?
     ):
         self.resumed,self.print_verdict = resumed,print_verdict
@@ -138,7 +138,7 @@ class RunMonitor(TrainCallback):
     def on_exception(self, s:TrainState, error:BaseException)->None: self.close()
 
     def on_train_end(self, s:TrainState)->None:
-        "Print what became of the run, unless a signal stopped it."
+        "Print the run's outcome, unless a signal stopped it."
         self.bar.close()
         if self.print_verdict and not s.stopped:
             folder = s.args.output_dir
@@ -157,7 +157,7 @@ def slow_path_notice(
     model:nn.Module, # the policy
     args:RunConfig,  # settings of the run
 )->str:              # one line; '' where everything takes the fast path
-    "What goes through transformers' own modules, with the same numbers but slower."
+    "The parts that run in transformers' own modules: the same numbers, but slower."
     shared = fast_path_blocker(model) if args.shared_prefix else '`shared_prefix` is off'
     roads = {'sampling':fast_path_blocker(model, max_params=FAST_PATH_MAX_PARAMS), 'log-probs':shared}
     slow,why = [k for k,v in roads.items() if v],dict.fromkeys(v for v in roads.values() if v)

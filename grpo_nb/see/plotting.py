@@ -34,7 +34,7 @@ COLOURS = dict(
     all_right=_OF_PAGES['right'],  # a dead group by how its answers agree
     all_wrong=_OF_PAGES['wrong'],
     all_alike=_OF_PAGES['alike'],
-    sky='#56B4E9',       # a second blue, for a series without a meaning of its own
+    sky='#56B4E9',       # a second blue, for a series without a fixed meaning
     grey='#8C8C8C',      # everything that isn't the point
 )
 LINES = dict(policy='-', old='--', ref=':')  # the same three without color

@@ -60,7 +60,7 @@ class Verdict:
 def evaluation_measures(
     x:dict,  # from summary.json, or what `evaluate` returns
 )->dict:     # name -> dict with mean, low, high and more
-    "What an evaluation measured: the share right at the first try, and each reward."
+    "Measures of an evaluation: the share right at the first try, and each reward."
     x = x if isinstance(x, dict) else {}
     rewards = x.get('rewards') if isinstance(x.get('rewards'), dict) else {}
     out = {k:v for k,v in rewards.items()
@@ -93,7 +93,7 @@ def _change(name, a, b, d, half, share=False):
     return f'{name} went from {_minus(a)} to {_minus(b)} ({_minus(about)})',d,half
 
 def _changes(look, before, after):
-    "What changed: [(words, difference, half-width)]."
+    "Changes between two evaluations: [(words, difference, half-width)]."
     a,b = evaluation_measures(before),evaluation_measures(after)
     if both := [k for k in b if k in a]:
         return [_change(k, a[k]['mean'], b[k]['mean'], *_gain(a[k], b[k]), a[k].get('share')) for k in both]
@@ -165,7 +165,7 @@ def warnings_now(
     trainer:str|None=None, # that makes the run: 'grpo_nb' for `train`
     settings:dict|None=None, # of a run on TRL, whose rows may be means of several batches
 )->list:              # of `Finding`; print `message`
-    "What is worth a warning now."
+    "Current warnings."
     if not any(o.get(k) for o in rows[-1:] for k in (DEAD, 'replay/replaced')): return []   # all is well
     look,out = RunColumns(rows[-20:], settings=settings or dict(trainer=trainer)),[]
     z,m = look(DEAD)[-10:],look('reward')[-10:]

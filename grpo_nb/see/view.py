@@ -25,7 +25,7 @@ from .verdict import evaluation_measures
 CELLS = {o['key']:code for code,o in enumerate(page_table()['cells'])}   # living, right, right_replaced, …
 
 def _cell_of(row):
-    "What became of a group of the record, as a code of `CELLS`."
+    "Outcome of a group of the record, as a code of `CELLS`."
     if row.get('outcome')=='stored': return CELLS['stored']
     if not row.get('dead'): return CELLS['living']
     why = {'all-right':'right', 'all-wrong':'wrong'}.get(row.get('dead_reason'), 'alike')
@@ -311,7 +311,7 @@ def pack_run(
     run:LoggedRun,       # the record
     versions:dict|None=None, # as for `PackedRun`
     limit:int=4000,      # characters of each text
-    budget:int=1_500_000,# bytes of compressed texts; what does not fit is left out, evenly
+    budget:int=1_500_000,# bytes of compressed texts; excess texts are left out evenly
 )->dict:                 # bytes by name, `texts` a dict of them
     "A run as compressed bytes, texts and all."
     pages,blocks,left,notes = PackedRun(run, versions, limit),{},budget,[]
@@ -432,7 +432,7 @@ def write_page(
     out:Path|None=None, # a folder, or a file that ends in .html; None: where the run lies
     run:LoggedRun|None=None, # what the page shows; that of a table of rollouts lies beside it
 )->Path:            # of the page; its folder is made
-    """Write a page completely or not at all; what is not UTF-8 becomes a question mark.
+    """Write a page completely or not at all; invalid characters become question marks.
 
     ValueError if a file of that name exists that is not a page of ours.
     """

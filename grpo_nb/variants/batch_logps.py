@@ -117,7 +117,7 @@ def needs_gradient(
 def update_logps(
     s:TrainState, batch:Groups, mask:Tensor,    # the run; as for `needs_gradient`
 )->tuple:         # logps with gradient and entropy, (B, G, T) nats; the tokens that went through the model
-    "Log-probs for the loss: of all that counts, or with `skip_zero_advantage` of what needs a gradient."
+    "Log-probs for the loss: of all its tokens, or with `skip_zero_advantage` of those that need a gradient."
     in_forward = needs_gradient(batch, mask) if s.args.skip_zero_advantage else mask
     groups = in_forward.flatten(1).any(1)
     if in_forward is mask or not groups.any():

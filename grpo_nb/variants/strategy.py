@@ -62,7 +62,7 @@ class DeadGroupStrategy:
         B:int,     # groups in a batch
         step:int,  # the optimizer step
     )->int:        # 1..B
-        "How many of the batch's groups are to be sampled; `process_batch` adds the others."
+        "How many of the batch's groups are to be sampled; `process_batch` adds the rest."
         return B
 
     def process_batch(self,

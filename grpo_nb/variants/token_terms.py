@@ -46,7 +46,7 @@ def token_terms(
 def compare_losses(
     x:LossInputs,           # as for `policy_loss`
     settings:LossSettings=LossSettings(),  # of the run: its own loss comes first
-)->dict:                    # name -> what `token_terms` returns
+)->dict:                    # name -> result of `token_terms`
     "The same tokens under the run's loss and under each of `LOSSES`."
     s = settings
     out = {getattr(s.loss_type, '__name__', s.loss_type):token_terms(x, s)}
@@ -71,7 +71,7 @@ class TokenTermsCallback(TrainCallback):
         state.on_minibatch_end.append(self.note)
 
     def note(self,
-        s:TrainState, x:LossInputs,  # a run; what its loss was given
+        s:TrainState, x:LossInputs,  # a run; inputs of its loss
         minibatch:dict,              # of an optimizer step that was just taken; gets `terms` and `after`
     )->None:
         "Note each token's part of each loss, and its log-prob after the step."
@@ -105,7 +105,10 @@ def _rewards(o):   # (1, G)
     return torch.tensor([[math.nan if x is None else float(x) for x in o['rewards']]])
 
 def _step_terms(rows, settings, named):
-    """Give the groups of a step their `terms`. A file that does not name its loss has none of its own."""
+    """Give the groups of a step their `terms`.
+
+    If the record does not name its loss, no term is marked as the run's.
+    """
     from grpo_nb.run.record import format_terms   # here, since a step of training reads no record
     words = not all(o.get('logps') and o.get('tokens') for o in rows)
     for o in rows:

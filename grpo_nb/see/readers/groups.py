@@ -120,7 +120,7 @@ def mark_dead(
     wrong,right = reward_scale(rows)
     why = dead_reason((r-wrong)/(right-wrong), tolerance, dead)
     for o,d,y,e in zip(unmarked, dead.tolist(), why, equal.tolist()):
-        o |= dict(dead=d, dead_reason=y if e or not d else 'equal')   # else they differ in what has no weight
+        o |= dict(dead=d, dead_reason=y if e or not d else 'equal')   # else only rewards of weight 0 differ
     return rows
 
 def _is_dead(advantages, rewards_equal, zero=1e-6, rounding=1e-3):

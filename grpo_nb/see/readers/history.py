@@ -154,7 +154,7 @@ def read_events(
 def history_rows(
     run:LoggedRun, # any
 )->list:      # dicts, as `findings` reads them
-    "The history as rows without gaps; a nan that was logged is none."
+    "The history as rows without missing values; a logged nan is kept."
     h,nan = run.history,run.history.attrs.get('nan', {})
     return [{k:v for k,v in o.items() if v is not None and v==v}|dict.fromkeys(nan.get(i, ()), math.nan)
         for i,o in zip(h.index, h.to_dict('records'))]

@@ -30,7 +30,7 @@ def read_table(
     piped = str(path)=='-'
     name = 'standard input' if piped else path.name
     if not piped and path.suffix not in _TABLES+_TEXTS:
-        raise ValueError(f'{name} is no table that we read: give .jsonl, .json, .csv or .parquet, or what a '
+        raise ValueError(f'{name} is not a supported table: give .jsonl, .json, .csv or .parquet, or what a '
             'run printed as .log or .txt')
     text,notes = _decoded(sys.stdin.buffer.read() if piped else path.read_bytes(), name)
     if not text.strip(): raise ValueError(f'{name} is empty')

@@ -31,7 +31,7 @@ def _parsed(text, kind):
 def read_trackio(
     path:Path,  # PROJECT.db
 )->tuple:       # (rows of numbers, tables as lists of dicts, traces, notes)
-    "What the newest run of a project logged. ValueError for a file that is none, or has no run."
+    "The rows of a project's newest run. ValueError for a file that is not a project, or has no run."
     try:
         with closing(sqlite3.connect(f'{path.resolve().as_uri()}?mode=ro', uri=True)) as db:
             def has(table): return {row[1] for row in db.execute(f'pragma table_info({table})')}

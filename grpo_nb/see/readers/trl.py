@@ -38,7 +38,7 @@ def is_metric(
 
 def printed_rows(
     text:str,  # what a run printed
-)->list:       # dicts of metrics with a step each; [] where there are none
+)->list:       # dicts of metrics with a step each; [] if there are none
     "The rows of metrics that TRL's trainer printed, with the step of the bar before each, or by their count."
     rows,step,at,epoch = [],0,None,-math.inf
     for m in _PRINTED.finditer(text):

@@ -14,7 +14,7 @@ _PRINTED = re.compile(r'\bstep:\d+(?: - [^\s:]+:\S+)+')
 
 def printed_rows(
     text:str,  # what a run printed
-)->list:       # dicts of text; [] where there are none
+)->list:       # dicts of text; [] if there are none
     "The rows of metrics in verl's console output."
     rows = [[o.split(':', 1) for o in m[0].split(' - ')] for m in _PRINTED.finditer(text)]
     return [{k:unwrap_numbers(v) for k,v in o} for o in rows]
