@@ -105,7 +105,7 @@ T --strategy plain                            | 'keep' is plain GRPO
 T --output_dir link                         | link is a link to
 T --output_dir link/run                     | which is not there
 demo --output_dir link                      | which is not there
-T --dataset ~/nowhere.jsonl                 | HOME/nowhere.jsonl is no file
+T --dataset ~/nowhere.jsonl                 | HOME/nowhere.jsonl is not a file
 T --answer_column result                    | no column `result`; it has prompt, answer
 report runs                                 | 'runs' holds no record
 bakeoff --seeds 0                           | `seeds` is 0, needs 1 or more
