@@ -32,17 +32,18 @@ def sample_inverse_cdf(
 def sample_next_token(
     logits:Tensor,            # (n, V) float32, as the model gives them
     u:Tensor,                 # (n, 1) float64, uniform in [0, 1)
-    how:Sampling=Sampling(),  # temperature, cuts, penalty
+    sampling:Sampling=Sampling(),  # temperature, cuts, penalty
     seen:Tensor|None=None,    # (n, V) bool, tokens of prompt and answer so far; for the penalty
 )->tuple:                     # (n, 1) int64 tokens, (n, 1) float32 log-probs in nats
     "Drawn tokens; their log-probs at `temperature` under the whole distribution, neither cut nor penalized."
-    def scale(x): return x if how.temperature in (0, 1) else x/how.temperature
+    def scale(x): return x if sampling.temperature in (0, 1) else x/sampling.temperature
     logps = scale(logits).log_softmax(-1)
-    is_plain = how.repetition_penalty==1
-    z = scale(logits if is_plain else penalize_repetition(logits, seen, how.repetition_penalty))
-    if how.temperature==0: ids = z.argmax(-1, keepdim=True)
-    elif how.top_k or how.top_p<1 or how.min_p:
-        ids = sample_inverse_cdf(filter_logits(z, how.top_k, how.top_p, how.min_p).softmax(-1), u)
+    is_plain = sampling.repetition_penalty==1
+    z = scale(logits if is_plain else penalize_repetition(logits, seen, sampling.repetition_penalty))
+    if sampling.temperature==0: ids = z.argmax(-1, keepdim=True)
+    elif sampling.top_k or sampling.top_p<1 or sampling.min_p:
+        kept = filter_logits(z, sampling.top_k, sampling.top_p, sampling.min_p)
+        ids = sample_inverse_cdf(kept.softmax(-1), u)
     else: ids = sample_inverse_cdf(logps.exp() if is_plain else z.softmax(-1), u)
     return ids,logps.gather(1, ids)
 
@@ -100,15 +101,16 @@ def generate(
     ValueError for a setting out of range, a prompt beyond the model's positions, `fast` where it can't be,
     and nan in the logits, with the row.
     """
-    how = replace(sampling or Sampling(), **options)
+    sampling = replace(sampling or Sampling(), **options)
     G,T,mask = num_generations,max_completion_length,prompt_mask.bool()
     for k,v in dict(num_generations=G, max_completion_length=T).items():
         if type(v) is not int or v<1: raise ValueError(f'`{k}` is {v!r}, needs an int of 1 or more')
     check_prompt_ids(model, prompt_ids, mask, T)
     ends,pad_id = special_ids(model, eos_token_id, pad_token_id, prompt_ids.device)
     u = sampling_uniforms(len(prompt_ids)*G, T, generator, prompt_ids.device)   # one for each token
-    draw = partial(sample_next_token, how=how)
-    ids,logps = decode_fn(model, prompt_ids, mask, u, draw, ends, pad_id, how.repetition_penalty!=1, fast)
+    draw = partial(sample_next_token, sampling=sampling)
+    penalized = sampling.repetition_penalty!=1
+    ids,logps = decode_fn(model, prompt_ids, mask, u, draw, ends, pad_id, penalized, fast)
     m = mask_through_eos(ids, ends)
     ids,logps = ids.masked_fill(~m, pad_id),logps.masked_fill(~m, 0.)   # after the end token
     ids,m,logps = (x.unflatten(0, (-1, G)) for x in (ids, m, logps))

@@ -71,8 +71,8 @@ def token_objective(
     settings:LossSettings,  # which loss, and its options
 )->Tensor:                  # (B, G, T)
     "The objective of every token under the loss of the settings; the larger, the better."
-    f,given = check_loss_options(settings),vars(settings)|settings.extra|vars(x)
-    return f(**{k:given[k] for k in parameter_names(f) if k in given}).expand_as(x.logps)
+    f,by_name = check_loss_options(settings),vars(settings)|settings.loss_kwargs|vars(x)
+    return f(**{k:by_name[k] for k in parameter_names(f) if k in by_name}).expand_as(x.logps)
 
 def policy_loss(
     x:LossInputs,                          # a batch of groups, or a part of one
@@ -86,9 +86,9 @@ def policy_loss(
     x = prepare_loss_inputs(x, settings)
     ratio = importance_ratio(x.logps, x.old_logps, x.mask, settings.importance_sampling_level)
     clip_mask = ppo_clip_mask(ratio.detach(), x.advantages, settings.clip)
-    given = correct_groups(x, ratio, clip_mask, settings)
+    corrected = correct_groups(x, ratio, clip_mask, settings)
     keep = policy_term_mask(x, settings)
-    per_token = -token_objective(given, settings)*keep
+    per_token = -token_objective(corrected, settings)*keep
     kl = None if x.ref_logps is None else kl_estimate(x.logps, x.ref_logps)
     if settings.beta:
         weight = ratio if settings.use_bias_correction_kl else 1
@@ -96,4 +96,4 @@ def policy_loss(
     loss = aggregate_token_loss(per_token, x.mask, settings.divisor, x.num_items,
         settings.max_completion_length, x.num_rows)
     if settings.entropy_coef: loss = loss - entropy_bonus(x, settings)
-    return LossOutput(loss, per_token, ratio, given.clip_mask, given.prox_ratio, kl, x, settings)
+    return LossOutput(loss, per_token, ratio, corrected.clip_mask, corrected.prox_ratio, kl, x, settings)

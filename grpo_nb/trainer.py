@@ -76,9 +76,9 @@ def rollout(
     by_func = by_func.view(len(rows), a.num_generations, -1).to(s.model.device)
     batch.rewards = combine_rewards(by_func, a.reward_weights)
     # 3 compare
-    how = a.reward_weights,a.multi_objective_aggregation
-    batch.advantages = multi_reward_advantages(by_func, *how, a.scale_rewards, advantages=s.advantage_fn)
-    batch.dead = dead_by_func(by_func, *how, a.dead_tolerance)
+    weighing = a.reward_weights,a.multi_objective_aggregation
+    batch.advantages = multi_reward_advantages(by_func, *weighing, a.scale_rewards, advantages=s.advantage_fn)
+    batch.dead = dead_by_func(by_func, *weighing, a.dead_tolerance)
     return batch,texts,by_func
 
 # %% ../nbs/12_trainer.ipynb #bac599f6

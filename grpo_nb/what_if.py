@@ -57,16 +57,16 @@ def _step_again(rows, step, buf, run, tolerance):
     for o in sampled:
         o |= dict(outcome='kept' if o['dead'] else 'trained', replacement=None, id=None, score=_score(o))
     dead,live = ([o for o in sampled if bool(o['dead'])==d] for d in (True, False))
-    came_beside,replacements = _draw(buf, dead, len(beside), step, run)
+    stored_beside,replacements = _draw(buf, dead, len(beside), step, run)
     for o,e in zip(dead, replacements): o |= dict(replacement=_replacement_of(e), outcome='replaced')
-    for o,e in zip(beside, came_beside):
+    for o,e in zip(beside, stored_beside):
         new = _replacement_of(e)
         o |= {k:new[k] for k in ('prompt','completions','rewards','advantages')}|dict(replacement=new)
     columns = [[o[k] for o in live] for k in ('prompt_key','rewards')]
     ids = buf.add([o['score'] for o in live], live, step, *columns)
     for i,o in zip(ids, live): o['id'] = i
     if sampled: sampled[0]['evicted'] = buf.evicted
-    return sampled+beside[:len(came_beside)]
+    return sampled+beside[:len(stored_beside)]
 
 # %% ../nbs/see/what_if.ipynb #7c1d2e4a
 def open_groups(

@@ -8,8 +8,9 @@ from grpo_nb.variants.token_terms import compare_losses, token_terms
 def _inputs(logps, old_logps, advantages, mask, settings='dapo', **given):
     x = {k:given.pop(k) for k in [*given] if k in LossInputs.__dataclass_fields__}
     known = {k:given.pop(k) for k in [*given] if k in LossSettings.__dataclass_fields__}
-    if isinstance(settings, LossSettings): settings = replace(settings, **known, extra=settings.extra|given)
-    else: settings = LossSettings(**dict(loss_type=settings)|known, extra=given)
+    if isinstance(settings, LossSettings):
+        settings = replace(settings, **known, loss_kwargs=settings.loss_kwargs|given)
+    else: settings = LossSettings(**dict(loss_type=settings)|known, loss_kwargs=given)
     return LossInputs(logps, old_logps, advantages, mask, **x),settings
 
 def output_of(*args, **given): return policy_loss(*_inputs(*args, **given))

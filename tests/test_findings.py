@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, reject, settings, strategies as st
 from grpo_nb.cli import _notes
 from grpo_nb.see.findings import (
-    RULES, Finding, Findings, RunColumns, diagnose_rows, read_asset)
+    FINDING_RULES, Finding, Findings, RunColumns, diagnose_rows, read_asset)
 from grpo_nb.see.verdict import verdict, warnings_now
 from grpo_nb.see.readers import history_rows
 from made_histories import MADE, flat, rows
@@ -269,8 +269,9 @@ def test_the_stored_scores_are_todays_on_part_of_the_benchmark(tmp_path):
 
 def test_what_only_a_follower_explains_is_told_by_itself(monkeypatch):
     "a explains b, b explains c: with b folded into a, nothing would speak of c."
-    def told(name, *explains): return lambda look: Finding(name, '', '', '', causes=explains)
-    monkeypatch.setattr('grpo_nb.see.findings.RULES', dict(c=told('c'), b=told('b', 'c'), a=told('a', 'b')))
+    def finding(name, *explains): return lambda look: Finding(name, '', '', '', causes=explains)
+    rules = dict(c=finding('c'), b=finding('b', 'c'), a=finding('a', 'b'))
+    monkeypatch.setattr('grpo_nb.see.findings.FINDING_RULES', rules)
     found = {o.name:o.caused_here for o in diagnose_rows([dict(step=0)])}
     assert found==dict(a=('b',), c=())
 
@@ -543,7 +544,7 @@ STATED = {k.removeprefix('case_'):f for k,f in list(globals().items()) if k.star
 def test_every_number_of_a_finding_by_another_road(case):
     rows,groups,settings,evidence,step = STATED[case]()
     name = re.sub('-(for|in|without)-.*', '', case.replace('_', '-'))
-    f = RULES[name](RunColumns(rows, groups, settings))
+    f = FINDING_RULES[name](RunColumns(rows, groups, settings))
     assert f is not None and f.evidence==evidence
     if step is not None: assert f.step==step
 

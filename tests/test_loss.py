@@ -196,7 +196,7 @@ def test_what_a_loss_is_registered_with_is_read_everywhere():
     try:
         register(LOSSES, 'squash', divisor='grpo', clips=True, zero_without_advantage=True)(squash)
         for width in (1., 3.):
-            s = LossSettings('squash', extra=dict(width=width))
+            s = LossSettings('squash', loss_kwargs=dict(width=width))
             out = policy_loss(x, s)
             ratio,A = (x.logps-x.old_logps).exp(),x.advantages[...,None]
             each = -(ratio*width).tanh()*A*x.mask

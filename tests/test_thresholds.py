@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import Phase, example, given, settings, strategies as st
 from grpo_nb.see import findings as F
-from grpo_nb.see.findings import RULES, RunColumns
+from grpo_nb.see.findings import FINDING_RULES, RunColumns
 
 def look(n=0, settings=None, groups=(), **cols):
     "A run of `n` rows with these columns alone: a number, a list, or a function of 0..1"
@@ -276,36 +276,39 @@ MEANS = [   # (rule, run, does it speak?)
 @pytest.mark.parametrize('i', range(len(MEANS)), ids=lambda i: f'{MEANS[i][0]}-{i}')
 def test_what_part_of_a_run_counts_and_which_mean(i):
     name,run,speaks = MEANS[i]
-    assert (RULES[name](run) is not None)==speaks
+    assert (FINDING_RULES[name](run) is not None)==speaks
 
 @pytest.mark.parametrize('name,settings', [('all-truncated', None), ('no-end-token', NO_END),
     ('no-chat-template', BARE)])
 def test_a_single_row_tells_what_needs_no_course(name, settings):
-    for share in (0., 1.): assert (RULES[name](look(1, settings, **{CLIP:share})) is not None)==(share==1.)
+    rule = FINDING_RULES[name]
+    for share in (0., 1.): assert (rule(look(1, settings, **{CLIP:share})) is not None)==(share==1.)
 
 def test_a_batch_is_the_usual_step_between_rows():
     "A pause in the log is no batch: the median counts"
     steps = [0, 1, 2, 3, 4, 60, 61, 62, 63]
     def run(age):
-        told = {'replay/age_mean':age, 'replay/clip_frac':.5}
-        return RunColumns([dict(step=s, reward=.5)|told for s in steps])
-    assert RULES['learning-rate-too-large'](run(1.)) and not RULES['learning-rate-too-large'](run(5.))
+        replay = {'replay/age_mean':age, 'replay/clip_frac':.5}
+        return RunColumns([dict(step=s, reward=.5)|replay for s in steps])
+    rule = FINDING_RULES['learning-rate-too-large']
+    assert rule(run(1.)) and not rule(run(5.))
 
 @pytest.mark.parametrize('one,remedy', [(.4, 1), (.5, 2)])
 def test_which_of_two_deaths_it_is_by_the_trainers_count(one, remedy):
     "Of .92 dead, more or less than half are one text; single batches differ"
     run = look(20, frac_one_text=turns(one-.2, one+.2), **{DEAD:turns(.86, .98)})
-    assert RULES['all-equal'](run).remedy==RULES['all-equal'].remedies[remedy]
+    assert FINDING_RULES['all-equal'](run).remedy==FINDING_RULES['all-equal'].remedies[remedy]
 
 @pytest.mark.parametrize('same,remedy', [(2, 1), (3, 2)])
 def test_which_of_two_deaths_it_is_by_its_texts(same, remedy):
     groups = [dict(step=0, group=g, dead=True, rewards=[0.]*2, completions=['a']*2 if g<same else ['a','b'])
         for g in range(4)]
-    assert RULES['all-equal'](look(9, groups=groups, **{DEAD:1.})).remedy==RULES['all-equal'].remedies[remedy]
+    rule = FINDING_RULES['all-equal']
+    assert rule(look(9, groups=groups, **{DEAD:1.})).remedy==rule.remedies[remedy]
 
 def said(case, f, args, **kw):
     "Does it speak? A threshold that makes it stumble changes the answer, too."
-    try: out = RULES[f](*args, **kw) if isinstance(f, str) else f(*args, **kw)
+    try: out = FINDING_RULES[f](*args, **kw) if isinstance(f, str) else f(*args, **kw)
     except (IndexError, ValueError): return None
     return bool(out) and bool((ASK|HELP).get(case, bool)(out)) if out is not None else False
 
@@ -313,8 +316,8 @@ ALL = {k:((a,), (b,), c) for k,(a,b,c) in EDGES.items()}|HELPERS
 
 def limits(f):
     "Thresholds of a rule or of a helper, by name"
-    rows = dict(rows=RULES[f].rows) if isinstance(f, str) and RULES[f].rows>1 else {}
-    params = inspect.signature(RULES[f].test if isinstance(f, str) else f).parameters
+    rows = dict(rows=FINDING_RULES[f].rows) if isinstance(f, str) and FINDING_RULES[f].rows>1 else {}
+    params = inspect.signature(FINDING_RULES[f].test if isinstance(f, str) else f).parameters
     return {k:p.default for k,p in params.items() if p.default is not p.empty}|rows
 
 def called(case): return f"{case[0] if isinstance(case[0], str) else case[0].__name__}-{case[1]}"
@@ -337,7 +340,7 @@ def test_what_was_replayed_does_not_count_as_freshly_clipped():
     cols = dict(reward=.5, clip_ratio__region_mean=.32, replay__clip_frac=0., replay__dead=3.,
                 replay__replaced=3.,
         **{DEAD:.5})
-    rule = RULES['learning-rate-too-large']
+    rule = FINDING_RULES['learning-rate-too-large']
     assert rule(look(9, **cols)) and not rule(look(9, clip_ratio__fresh_mean=.017, **cols))
     some = [.3 if i%2 else None for i in range(9)]   # where nothing was replayed, all of it is fresh
     assert rule(look(9, clip_ratio__fresh_mean=some, **cols))
@@ -373,7 +376,7 @@ def test_a_held_out_measure_falls_where_a_plain_loop_sees_it_fall(case):
     seen = [*zip(rows, x)]
     at = dict(seen)
     run = RunColumns([dict(step=3*i, reward=m[i])|({'eval/acc':at[i]} if i in at else {}) for i in range(n)])
-    got,want = RULES['held-out-falls'](run),falls_by_hand(m, seen)
+    got,want = FINDING_RULES['held-out-falls'](run),falls_by_hand(m, seen)
     if want is None: assert got is None
     else:
         top,row,end,then,now = want
@@ -401,4 +404,4 @@ def test_groups_die_of_success_where_a_plain_loop_says_so(z, m, times, dies):
     cols = {DEAD:z, 'reward':m}
     rows = [dict(step=i)|{k:v[i] for k,v in cols.items() if i<len(v)} for i in range(n)]
     top = 1. if max(m)<=1 else None   # a reward above 1 has a ceiling that nobody knows
-    assert (RULES['solved'](RunColumns(rows)) is not None)==solved_by_hand(z, m, top)
+    assert (FINDING_RULES['solved'](RunColumns(rows)) is not None)==solved_by_hand(z, m, top)

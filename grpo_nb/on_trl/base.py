@@ -169,10 +169,10 @@ class RunOnTRL(GRPOTrainer):
     def training_step(self, *args:Any, **kwargs:Any)->Tensor:
         self.rows_in_loss = []
         loss = super().training_step(*args, **kwargs)
-        self._check_came_back()
+        self._check_rows_in_loss()
         return loss
 
-    def _check_came_back(self):
+    def _check_rows_in_loss(self):
         "RuntimeError where rows of the first batch were trained on without `_fill_loss_inputs`."
         if not self.args.replay_active or not self.unchecked_steps: return
         self.unchecked_steps -= 1

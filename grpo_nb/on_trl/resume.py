@@ -43,7 +43,7 @@ class _StepCallback(TrainerCallback):
         control.should_save = control.should_training_stop = True
         t.stopped_by = signal.Signals(signum).name
         log.warning(f'{t.stopped_by}: saving checkpoint-{state.global_step} and stopping; '
-            f'{self.resume.how_to_go_on}')
+            f'{self.resume.how_to_resume}')
 
 # %% ../../nbs/on_trl/resume.ipynb #2914ab24
 def _gathered(model, modifier=None):
@@ -109,7 +109,7 @@ class Resume:
             scale_rewards=t.scale_rewards, multi_objective_aggregation=t.multi_objective_aggregation)
 
     @property
-    def how_to_go_on(self)->str:
+    def how_to_resume(self)->str:
         "How to resume a stopped run, for messages."
         if not self.trainer.args.save_only_model: return 'resume with `train(resume_from_checkpoint=True)`'
         return 'start a new run from its weights: with `save_only_model=True` it holds nothing else'
@@ -173,7 +173,7 @@ def rescue(self:Resume,
         except Exception as other: return e.add_note(f'{name} could not be saved: {other}')
         finally: self.state_to_save = None
     e.add_note(f'{name} holds the {step} step{"s"*(step>1)} before it: fix the reward, and '
-        f'{self.how_to_go_on}')
+        f'{self.how_to_resume}')
 
 @contextmanager
 def full_state_dict(
@@ -340,7 +340,7 @@ def _begin(self:Resume):
     def whole():
         "The newest checkpoint of an earlier run, which saving would replace or remove."
         old = reversed(checkpoint_folders(t.args.output_dir))
-        p = next((p for p in old if not checkpoint_error(p, goes_on=False)), None)
+        p = next((p for p in old if not checkpoint_error(p, to_resume=False)), None)
         return p and (p.name, checkpoint_error(p))
     if old := next(filter(None, self._on_each_node(whole)), None):
         name,fault = old

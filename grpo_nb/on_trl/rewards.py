@@ -41,14 +41,14 @@ class CheckedRewards:
         self.n_unjudged = 0   # batches in which no completion got a reward, from the first on; None: one did
         t.reward_func_names = distinct_names(t.reward_func_names)
         self.who = 'reward function '+' or '.join(map(repr, t.reward_func_names))
-        self.n_asked = 0      # functions of this process that have not answered yet
+        self.n_pending = 0      # functions of this process that have not answered yet
         how = (dict(chat_template=t.chat_template) if t.chat_template else {})|t.chat_template_kwargs
         self.start = template_start(t.processing_class, **how)   # of every answer
         funcs = [f for f in t.reward_funcs if not isinstance(f, nn.Module)]
         note = opened_tag_warning(t.processing_class, prompt, funcs, **how)
         if note and t.accelerator.is_main_process: log.warning(note)
 
-    def named(self,
+    def wrap(self,
         func:Callable, name:str,  # a reward function, and its name in logs
         failed:list|None=None,    # where errors are put, the rewards then being None; None: they are raised
     )->Callable:
@@ -74,8 +74,8 @@ class CheckedRewards:
 
     def _done(self, rewards):
         "When the last function has answered, wait for the other processes: TRL would, without naming one."
-        self.n_asked -= 1
-        if not self.n_asked: wait_for_all_ranks(self.who, self.trainer.args.ddp_timeout)
+        self.n_pending -= 1
+        if not self.n_pending: wait_for_all_ranks(self.who, self.trainer.args.ddp_timeout)
         return rewards
 
     def calculate(self,
@@ -87,9 +87,9 @@ class CheckedRewards:
         if self.start and not isinstance(prompts[0], str):
             inputs = [dict(completion_start=self.start)|o for o in inputs]
         funcs,failed = t.reward_funcs,[] if t.accelerator.num_processes>1 else None
-        t.reward_funcs = [f if isinstance(f, nn.Module) else self.named(f, name, failed)
+        t.reward_funcs = [f if isinstance(f, nn.Module) else self.wrap(f, name, failed)
             for f,name in zip(funcs, t.reward_func_names)]
-        self.n_asked = sum(not isinstance(f, nn.Module) for f in funcs)
+        self.n_pending = sum(not isinstance(f, nn.Module) for f in funcs)
         try:
             with t.timed('reward'), keep_seed(self.who): r = ask(inputs, prompts, *args, **kwargs)
         finally: t.reward_funcs = funcs

@@ -112,14 +112,14 @@ def correct_groups(
 )->ObjectiveInputs:
     "Inputs of the objective after the corrections of fresh and of replayed groups; the same without one."
     level = settings.importance_sampling_level
-    given = x.old_logps,x.advantages,ratio.detach(),clip_mask
+    terms = x.old_logps,x.advantages,ratio.detach(),clip_mask
     for c,rows in ((settings.correction, ~x.replayed), (settings.replay_correction, x.replayed)):
         if not (c and c.is_active and rows.any()): continue
         at = rows[:,None,None]
         corrected = apply_correction(x.logps, x.old_logps, x.advantages, x.mask&at, c, level, x.prox_logps,
             settings.clip)
-        given = [torch.where(at, new, old) for new,old in zip(corrected, given)]
-    old_logps,A,prox_ratio,clip_mask = given
+        terms = [torch.where(at, new, old) for new,old in zip(corrected, terms)]
+    old_logps,A,prox_ratio,clip_mask = terms
     if old_logps is not x.old_logps: ratio = importance_ratio(x.logps, old_logps, x.mask, level)
     return ObjectiveInputs(x.logps, old_logps, A, x.mask, ratio, clip_mask, prox_ratio)
 

@@ -94,7 +94,7 @@ class LossSettings:
     aggregation:str|None=None         # whose divisor; None: the loss's own, or that of 'dapo'
     correction:OffPolicyCorrection|None=None # of fresh groups; None: the loss as it is
     replay_correction:OffPolicyCorrection|None=None # the same of replayed groups
-    extra:dict=field(default_factory=dict)  # options of the loss itself: sapo_temperature_pos, …, or your own
+    loss_kwargs:dict=field(default_factory=dict)  # options of the loss: sapo_temperature_pos, …, or your own
 
     def __post_init__(self):
         self.loss_type = registered_name(LOSSES, self.loss_type)
@@ -226,9 +226,9 @@ def check_loss_options(
     """
     f = resolve(LOSSES, settings.loss_type)
     resolve(LOSSES, settings.divisor, 'divisor')
-    tensors,options = {'logps','old_logps','A','mask','ratio','clip_mask'},vars(settings)|settings.extra
+    tensors,options = {'logps','old_logps','A','mask','ratio','clip_mask'},vars(settings)|settings.loss_kwargs
     known = frozenset().union(parameter_names(f), *map(parameter_names, LOSSES.values()))
-    if odd := [k for k in settings.extra if k not in known]:
+    if odd := [k for k in settings.loss_kwargs if k not in known]:
         raise TypeError(f'{odd} are options of no loss. There are: {", ".join(sorted(known-tensors))}')
     needed = {k for k,p in inspect.signature(f).parameters.items() if p.default is p.empty and p.kind<2}
     if odd := sorted(needed-tensors-options.keys()):

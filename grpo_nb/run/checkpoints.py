@@ -105,7 +105,7 @@ def _missing_parts(folder):
 
 def checkpoint_error(
     folder:str|Path,  # a `checkpoint-N` folder
-    goes_on:bool=True,  # is a run to go on from it? Else its weights will do
+    to_resume:bool=True, # to resume a run? Else its weights suffice
 )->str:               # its fault, or '' for a whole one
     """Check by its manifest that a checkpoint is complete.
 
@@ -117,7 +117,7 @@ def checkpoint_error(
     if read_json(folder/COMPLETE_MARKER) is None:
         return f'{COMPLETE_MARKER} is missing or half-written, so saving was interrupted'
     files = read_manifest(folder).get('files')
-    if files is None: return _missing_parts(folder) if goes_on else ''
+    if files is None: return _missing_parts(folder) if to_resume else ''
     for name,(size,crc) in files.items():
         p = folder/name
         if not p.is_file(): return f'{name} is missing'

@@ -111,7 +111,7 @@ def make_loss_settings(
     fresh,stored = (parse_correction(o) for o in (a.correction, a.replay_correction))
     same = {f.name:getattr(a, f.name) for f in fields(LossSettings) if hasattr(a, f.name)}
     return LossSettings(**same|dict(correction=fresh, replay_correction=stored or fresh,
-        extra=parse_loss_kwargs(a.loss_kwargs)))
+        loss_kwargs=parse_loss_kwargs(a.loss_kwargs)))
 
 # %% ../../nbs/run/config.ipynb #c811b437
 _ONE_OF = dict(importance_sampling_level='token sequence', scale_rewards='group batch none',

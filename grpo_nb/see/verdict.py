@@ -12,7 +12,7 @@ import numpy as np
 from ..parts.answers import escape_controls
 from ..parts.stats import paired_share_ci
 from .findings import (
-    DEAD, RULES, Finding, Findings, RunColumns, load_rules, quarter_means, diagnose_rows, welch_rise)
+    DEAD, FINDING_RULES, Finding, Findings, RunColumns, load_rules, quarter_means, diagnose_rows, welch_rise)
 
 # %% ../../nbs/see/verdict.ipynb #b1ee0007
 def _minus(number):
@@ -175,5 +175,5 @@ def warnings_now(
         evidence = '10 batches, all groups dead'+(f', mean reward {m.mean():.3g}' if len(m) else '')
         message,remedy = load_rules('names')['at_once'][name]
         out.append(Finding(name, message, evidence, remedy))
-    due = [rule(look) for k,rule in RULES.items() if k=='few-groups-replayed']
+    due = [rule(look) for k,rule in FINDING_RULES.items() if k=='few-groups-replayed']
     return out+[replace(f, message=f.evidence) for f in due if f]

@@ -54,7 +54,7 @@ class DynamicSampling(DeadGroupStrategy):
             at = left.nonzero()[:len(good),0]
             batch = batch.replace_groups(at, fresh[good])
             replaced[at] = True
-        return self.make_result(batch, dead, replaced=replaced, how='resampled', rounds=rounds,
+        return self.make_result(batch, dead, replaced=replaced, outcome='resampled', rounds=rounds,
             extra_groups=extra)
 
 # %% ../../nbs/variants/strategies.ipynb #5302e324

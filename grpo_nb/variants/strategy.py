@@ -93,7 +93,7 @@ def make_result(self:DeadGroupStrategy,
     alive:Tensor|None=None, # (n,) or (B,) bool, once processed; None: living and replaced groups
     in_loss:Tensor|None=None, # (B,) bool; None: all, or as `unreplaced` says
     replaced:Tensor|None=None, # (n,) bool, dead groups that were replaced; None: those of `drawn`
-    how:str='replaced',    # their outcome in the record
+    outcome:str='replaced', # their outcome in the record
     scores:list|None=None, # (n,) floats; None: taken here
     drawn:dict|None=None,  # place -> `StoredGroup` that came in there; None for none
     stored:dict|None=None, # place -> id under which the buffer holds that group; None for none
@@ -108,7 +108,8 @@ def make_result(self:DeadGroupStrategy,
     if scores is None:
         scores = group_scores(batch.advantages, batch.rewards, batch.completion_mask).tolist()
     flags = zip(replaced.tolist(), alive.tolist(), in_loss.tolist())
-    outcomes = [how if r else 'masked' if not counts else 'trained' if a else 'kept' for r,a,counts in flags]
+    outcomes = [outcome if r else 'masked' if not counts else 'trained' if a else 'kept'
+        for r,a,counts in flags]
     records = [dict(outcome=t, score=s, id=None, replacement=None)
         for t,s in zip(outcomes+['stored']*(B-n), scores+[None]*(B-n))]
     for b,e in drawn.items(): records[b]['replacement'] = e.to_record()

@@ -94,7 +94,8 @@ def add_token_terms(
         return known and not o.get('terms') and not o.get('replacement')
     silent = {s:rows for s,rows in run.by_step.items() if all(map(can, rows))}
     per = max((len(rows) for rows in silent.values()), default=1)
-    names = {f.name for f in fields(LossSettings)}-{'correction','replay_correction','extra','aggregation'}
+    unread = {'correction','replay_correction','loss_kwargs','aggregation'}
+    names = {f.name for f in fields(LossSettings)}-unread
     known = {k:v for k in names if (v := run.setting(k)) is not None}
     if known.get('loss_type') not in LOSSES: known['loss_type'] = 'dapo'
     for step in list(silent)[::-1][::max(1, -(-len(silent)*per//most))]:

@@ -237,7 +237,7 @@ def _history_of_tokens(groups, mean):
         'completions/mean_length':mean([n for o in groups for n in o.get('n_tokens') or []])}
     return {k:x for k,x in metrics.items() if x is not None}
 
-def _of_others(path, columns, metrics=None):
+def _foreign_run(path, columns, metrics=None):
     "A run of another tool's file or folder. ValueError where it holds neither a log nor groups."
     if path.is_dir(): rows,tables,notes = _read_folder(path, columns)
     elif 'tfevents' in path.name: (rows,notes),tables = read_events([path]),[]
@@ -256,9 +256,9 @@ def _of_others(path, columns, metrics=None):
         raise ValueError(f'{str(path)!r} has no groups: a group needs two completions or more of one prompt. '
             +' '.join(notes))
     named_metrics = {k:v for k,v in columns.items() if k in METRIC_ALIASES and v in column_names(rows)}
-    return _joined(path, rows, groups, notes, weights, named_metrics|(metrics or {}))
+    return _make_run(path, rows, groups, notes, weights, named_metrics|(metrics or {}))
 
-def _joined(path, rows, groups, notes, weights, metrics):
+def _make_run(path, rows, groups, notes, weights, metrics):
     "A run from a log, from groups, or from both; groups supply a reward that was not logged."
     history = as_history(rows, metrics)
     notes = notes+history.attrs['notes']
@@ -274,10 +274,10 @@ def _joined(path, rows, groups, notes, weights, metrics):
     settings = {} if all(w==1 for w in func_weights) else dict(reward_weights=func_weights)
     return LoggedRun(folder, settings, history, groups, {}, notes)
 
-def _opened(path, columns, metrics=None):
+def _open_path(path, columns, metrics=None):
     "A run of ours or TRL's, else of others."
     alone = str(path)=='-' or path.is_file() and path.name!='trainer_state.json'
-    if alone: return _of_others(path, columns, metrics)
+    if alone: return _foreign_run(path, columns, metrics)
     if not path.exists():
         raise ValueError(f'no folder {str(path)!r}: give that of a run, or a log, or a table of rollouts')
     try: run = read_run(path)
@@ -285,7 +285,7 @@ def _opened(path, columns, metrics=None):
         record = (path if path.is_dir() else path.parent)/'groups.jsonl'
         if record.is_file() and record.stat().st_size:   # it is ours
             raise ValueError(f'{record}: {e}') from None
-        try: return _of_others(path, columns, metrics)
+        try: return _foreign_run(path, columns, metrics)
         except ValueError as f: raise ValueError(f'{e}; and as rollouts: {f}') from None
     run.history = as_history(history_rows(run), metrics)
     run.notes += run.history.attrs['notes']
@@ -306,7 +306,7 @@ def open_run(
     metrics:dict|None=None, # {what we ask for: its name in the log}
 )->LoggedRun:
     "Open any run, with its groups if there are any. ValueError says what was found and what is needed."
-    run = path if isinstance(path, LoggedRun) else _opened(Path(path), columns or {}, metrics)
+    run = path if isinstance(path, LoggedRun) else _open_path(Path(path), columns or {}, metrics)
     mark_dead(run.rows, run.setting('dead_tolerance', 1e-6))
     return run
 

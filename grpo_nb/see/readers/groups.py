@@ -47,13 +47,13 @@ def rows_to_groups(
     if not rows: return [],0,''
     at = find_columns(column_names(rows), columns)
     singles = _single_rewards(rows, at)
-    groups,how = _by_key(rows, at, step)
+    groups,rule = _by_key(rows, at, step)
     out,count = [],Counter()
     for (s,key),g in sorted(groups.items(), key=lambda kv: kv[0][0]):
         if len(g)<2: continue
         out.append(_group(g, at, singles)|dict(step=s, group=count[s], prompt_key=key[:200]))
         count[s] += 1
-    return out,sum(len(g)<2 for g in groups.values()),how
+    return out,sum(len(g)<2 for g in groups.values()),rule
 
 def _group(rows, at, singles):
     "The fields of a group."
