@@ -70,7 +70,7 @@ def token_logps(
     shared_prefix:bool=False,  # compute each prompt once per group, and no padding where the model allows it?
     entropy:bool=False,        # also return the entropy of each choice?
 )->Tensor|tuple:               # (B, G, T) float32 nats with gradient, 0 where masked; with `entropy` two
-    """Log-prob of every completion token under `model`; if asked, the entropy of what it was drawn from too.
+    """Log-prob of every completion token under `model`; on request also the entropy of its distribution.
 
     ValueError for a prompt padded on the right, or a temperature not above 0. A model that changes its logits
     after the head is read wrongly, which `forward_fault` sees.

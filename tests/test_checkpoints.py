@@ -92,11 +92,11 @@ def test_the_newest_whole_checkpoint_up_to_a_step(tmp_path):
 def test_the_newest_whole_checkpoint_of_this_run_is_found(tmp_path):
     for n,run in ((2, 'mine'), (10, 'mine'), (11, 'old')): made(tmp_path, n, run)
     (tmp_path/'checkpoint-99').mkdir()
-    said = []
-    assert Path(last_checkpoint(tmp_path, 'mine', tell=said.append)).name=='checkpoint-10'
-    assert 'checkpoint-99: trainer_state.json is missing' in said[0]
-    assert 'checkpoint-11: it is of another run' in said[0]
-    assert Path(last_checkpoint(tmp_path, tell=said.append)).name=='checkpoint-11'
+    messages = []
+    assert Path(last_checkpoint(tmp_path, 'mine', tell=messages.append)).name=='checkpoint-10'
+    assert 'checkpoint-99: trainer_state.json is missing' in messages[0]
+    assert 'checkpoint-11: it is of another run' in messages[0]
+    assert Path(last_checkpoint(tmp_path, tell=messages.append)).name=='checkpoint-11'
     rotate_checkpoints(tmp_path, 2)
     assert [p.name for p in checkpoint_folders(tmp_path)]==['checkpoint-11', 'checkpoint-99']
     with pytest.raises(ValueError, match='no whole checkpoint.*another run'):

@@ -44,10 +44,10 @@ def test_what_differs_between_two_data_sets_is_said():
     a = dataset_fingerprint(ROWS)
     assert describe_dataset_change(a, a)=='' and describe_dataset_change(a,
         dataset_fingerprint(ROWS[:7]))=='8 rows then, 7 now'
-    def said(rows): return describe_dataset_change(a, dataset_fingerprint(rows))
-    assert 'another order, in `answer`, `prompt`' in said(ROWS[::-1])
-    assert said([o|dict(answer='?') for o in ROWS]).endswith('in `answer`')
-    assert said([o|dict(note='x') for o in ROWS]).endswith('in `note`')
+    def change_to(rows): return describe_dataset_change(a, dataset_fingerprint(rows))
+    assert 'another order, in `answer`, `prompt`' in change_to(ROWS[::-1])
+    assert change_to([o|dict(answer='?') for o in ROWS]).endswith('in `answer`')
+    assert change_to([o|dict(note='x') for o in ROWS]).endswith('in `note`')
 
 def test_no_row_of_a_large_set_is_passed_over():
     rows = [dict(prompt=str(i), answer='1') for i in range(20_003)]

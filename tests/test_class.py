@@ -27,7 +27,7 @@ def module(folder, source):
     exec(source, m.__dict__)
     return m
 
-def said(check, m, seed=0):
+def message(check, m, seed=0):
     "None, or the sentence of a check"
     torch.manual_seed(seed)
     try: check(m, torch.Generator().manual_seed(seed))
@@ -39,7 +39,7 @@ def quick(monkeypatch):
     "Sets are examined in this process: for tests of what the checks say"
     def here(folder, which, seed=None, limit=60.):
         m = module(folder, (folder/'adapters.py').read_text())
-        return [said(f, m, folder_seed(folder) if seed is None else seed) for f in checks_in(which)]
+        return [message(f, m, folder_seed(folder) if seed is None else seed) for f in checks_in(which)]
     monkeypatch.setattr(classroom, 'run_checks', here)
 
 def with_results(which, seed):
@@ -96,11 +96,11 @@ def test_the_folder_holds_no_solution_and_nothing_of_the_hidden_checks(solved, t
 @pytest.mark.parametrize('which', 'ABCE')
 def test_the_visible_tests_pass_for_the_key_and_say_not_yet_for_the_stubs(which, solved):
     files,_ = split_handout(handout(which))
-    def said(adapters):
+    def message(adapters):
         m = module(solved, adapters+'\n'+files['test_visible.py'].replace('from adapters import *', ''))
         return [attempt(f) for k,f in vars(m).items() if k.startswith('test_')]
-    assert set(said((KEY/which/'adapters.py').read_text()))=={'right'}
-    assert set(said(files['adapters.py']))=={'not yet: it returns None: is its last line a `return`?'}
+    assert set(message((KEY/which/'adapters.py').read_text()))=={'right'}
+    assert set(message(files['adapters.py']))=={'not yet: it returns None: is its last line a `return`?'}
 
 @pytest.mark.processes
 def test_the_visible_tests_run_in_the_students_folder(solved):
@@ -139,9 +139,9 @@ def test_a_result_of_another_seed_earns_nothing_and_no_page_holds_one_to_copy(so
         check = PAGE[f'test_{name}']
         zero = module(solved/which, with_results(which, 0))
         three = module(solved/which, with_results(which, 0)+'SEED = 3\n')
-        assert said(check, zero) is None
-        assert 'over seeds 24 to 31 it is another' in said(check, three, 3)
-        assert '`SEED` is 0, but this folder is graded with seed 3' in said(check, zero, 3)
+        assert message(check, zero) is None
+        assert 'over seeds 24 to 31 it is another' in message(check, three, 3)
+        assert '`SEED` is 0, but this folder is graded with seed 3' in message(check, zero, 3)
 
 VALUES = [.0171, .0274, -.0012, .0183, .0169, .0224, .0149, .0031]   # a set's results over eight seeds
 def _sd(v): return statistics.stdev(v)
@@ -161,7 +161,7 @@ def test_a_half_width_is_told_from_what_is_mistaken_for_one(which, unit, digits,
     def of(x, y):
         m = module(solved/which, (solved/which/'adapters.py').read_text())
         m.RESULT,m.BROKEN = (round(x, digits),round(y, digits)),5
-        return said(check, m)
+        return message(check, m)
     assert of(mean, half) is None
     for says,f in WRONG_HALVES.items(): assert says.split(', or')[0] in of(mean, f(values)), says
     for x in (sum(values[:7])/7, 1.1*mean, float('nan')): assert 'it is another' in of(x, half)
@@ -173,7 +173,7 @@ def test_the_smallest_difference_of_the_ladder_is_found_by_four_in_five():
     m.RESULT = .0148,.0079
     def of(x):
         m.REPORT = f'Difference: +0.0148 ± 0.0079\nVerdict: ahead\nSmallest difference: {x:.4f}'
-        return said(PAGE['test_ladder_report'], m)
+        return message(PAGE['test_ladder_report'], m)
     assert of(.0109) is None
     wrong = {.0079:'about half', .0113:'normal quantiles', .0158:'four in five', .0094:'wanted'}
     for x,words in wrong.items(): assert words in of(x)
@@ -293,9 +293,9 @@ def test_a_student_can_do_a_set_from_the_folder_alone(tmp_path, solved):
     nb.cells += [away, *last.cells]
     here = dict(metadata=dict(path=str(tmp_path/'bob'/'A')))
     NotebookClient(nb, timeout=300, kernel_name='python3', resources=here).execute()
-    said = [o['data']['text/plain'] for c in nb.cells for o in c.get('outputs', []) if 'data' in o]
-    assert said[:6]==["'right'"]*5+["['4.89 ± 1.74', '33.78 ± 1.00']"] and 'Canvas' in said[6]
-    assert said[-1]=="'16 runs in results.csv'"
+    shown = [o['data']['text/plain'] for c in nb.cells for o in c.get('outputs', []) if 'data' in o]
+    assert shown[:6]==["'right'"]*5+["['4.89 ± 1.74', '33.78 ± 1.00']"] and 'Canvas' in shown[6]
+    assert shown[-1]=="'16 runs in results.csv'"
     assert (tmp_path/'bob'/'D'/'results.csv').read_text().count('\n')==17
 
 # --- the whole
@@ -341,8 +341,8 @@ def test_another_seed_draws_other_inputs_and_the_key_keeps_its_points(solved, mo
     for seed in (1, 2, 3):
         for which in 'ABCE':
             m = module(solved/which, with_results(which, seed))
-            assert [said(f, m, seed) for f in checks_in(which)]==[None]*len(checks_in(which))
-            assert None not in [said(f, ModuleType('empty'), seed) for f in checks_in(which)]
+            assert [message(f, m, seed) for f in checks_in(which)]==[None]*len(checks_in(which))
+            assert None not in [message(f, ModuleType('empty'), seed) for f in checks_in(which)]
 
 HANDED_IN = dict(   # who: (set, what is written over the key, {check: points}, words of the sentence)
     short_mask=('A', '''
@@ -546,7 +546,7 @@ def test_every_check_of_a_set_with_answers_meets_wrong_ones():
 def test_a_check_finds_what_is_wrong(which, name, solved):
     for source,words in WRONG[which, name]:
         m = module(solved/which, (solved/which/'adapters.py').read_text()+'\n'+HEAD+source)
-        assert words in (said(PAGE[f'test_{name}'], m) or 'nothing'), source
+        assert words in (message(PAGE[f'test_{name}'], m) or 'nothing'), source
 
 def change(file, old, new):
     text = file.read_text()
@@ -587,7 +587,7 @@ def test_a_check_of_the_experiment_finds_what_is_wrong(name, solved, tmp_path):
         else:
             rows = wrong(list(csv.reader((d/'results.csv').open())))
             with (d/'results.csv').open('w', newline='') as f: csv.writer(f).writerows(rows)
-        why = said(PAGE[f'test_{name}'], module(d, (d/'experiment.py').read_text()))
+        why = message(PAGE[f'test_{name}'], module(d, (d/'experiment.py').read_text()))
         assert why and len(why)>20, wrong
 
 def test_ten_points_of_the_experiment_come_from_a_reader(solved, tmp_path, monkeypatch):
@@ -676,9 +676,9 @@ def test_what_is_returned_is_compared_number_by_number(seed):
     try: same(form(got), want, {'a slip':slip} if slip else None)
     except AssertionError as e:
         assert by not in (0., 9e-5)
-        told = 'there is nan in what it returns' if by!=by else 'a slip' if slip==got else \
+        words = 'there is nan in what it returns' if by!=by else 'a slip' if slip==got else \
             f'it gives {shown(got)}; wanted {shown(want)}'
-        assert str(e)==told
+        assert str(e)==words
     else: assert by in (0., 9e-5)
 
 @pytest.mark.parametrize('seed', range(10))
@@ -778,5 +778,5 @@ def test_the_command_makes_and_grades(tmp_path, solved, capsys):
     assert capsys.readouterr().out=='A  the sampler and the mask: 25 of 25\n'
     for words in (['make', str(tmp_path/'new')], ['grade', str(tmp_path)], ['praise', 'x']):
         with pytest.raises(SystemExit): main(['class', *words])
-        said = capsys.readouterr().err
-        assert said.startswith('grpo_nb class: ') and len(said.splitlines())==1, said
+        err = capsys.readouterr().err
+        assert err.startswith('grpo_nb class: ') and len(err.splitlines())==1, err

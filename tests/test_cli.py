@@ -135,10 +135,10 @@ def test_a_run_goes_on_with_resume(mine):
 def test_a_run_that_sigterm_stops_is_saved_and_not_measured(mine, capsys):
     with pytest.raises(SystemExit) as e:
         train(mine, '--max_steps','8', '--reward',f'{mine}/rewards.py:stopped')
-    said = capsys.readouterr()
-    assert e.value.code==128+15 and 'SIGTERM at step 4: saved; resume with --resume' in said.out+said.err
-    assert said.err.endswith('grpo_nb train: stopped; nothing more was written\n')
-    assert 'after:' not in said.out
+    output = capsys.readouterr()
+    assert e.value.code==128+15 and 'SIGTERM at step 4: saved; resume with --resume' in output.out+output.err
+    assert output.err.endswith('grpo_nb train: stopped; nothing more was written\n')
+    assert 'after:' not in output.out
     assert (mine/'run'/'checkpoint-4').exists() and not (mine/'run'/'summary.json').exists()
     forget_stop()   # as a process of its own
     train(mine, '--max_steps','8', '--reward',f'{mine}/rewards.py:stopped', '--resume','True')
@@ -217,9 +217,9 @@ def test_the_last_word_of_a_run_is_that_of_its_report_and_of_diagnose(mine, caps
     from grpo_nb.see.readers import diagnose
     from grpo_nb.see.readers import judge_run
     train(mine)
-    said,run = capsys.readouterr().out,read_run(mine/'run')
+    output,run = capsys.readouterr().out,read_run(mine/'run')
     v,found = judge_run(run)
-    assert str(v) in said and v.cause and 'not on record' not in said+str(found)
+    assert str(v) in output and v.cause and 'not on record' not in output+str(found)
     assert '8' in v.cause   # max_completion_length, from settings.json
     assert str(diagnose(mine/'run'))==str(found) and found[0].message in v.cause
     assert json.loads((mine/'run'/'summary.json').read_text())['verdict']['sentence']==v.sentence

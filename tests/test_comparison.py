@@ -27,14 +27,15 @@ def test_every_way_is_run_with_every_seed_once_and_goes_on_where_it_stopped(ran,
     assert len(c.compare_seeds(WAYS, 3, tmp_path/'t.csv'))==6==len(ran)
 
 def test_means_and_differences_are_those_of_scipy(ran):
-    told = c.compare(c.compare_seeds(WAYS, 3), 'spell_backward', 'a', 'area')
+    result = c.compare(c.compare_seeds(WAYS, 3), 'spell_backward', 'a', 'area')
     x = {w:[AREA[w, s] for s in range(3)] for w in 'ab'}
     d = [q-p for p,q in zip(x['a'], x['b'])]
     far = t.ppf(.975, 2)
-    assert told['mean']['b']==pytest.approx(sum(x['b'])/3) and told.ci['b']==pytest.approx(far*sem(x['b']))
-    assert told['diff']['b']==pytest.approx(sum(d)/3) and told.diff_ci['b']==pytest.approx(far*sem(d))
-    assert told.p['b']==pytest.approx(ttest_rel(x['b'], x['a']).pvalue)
-    assert told.index[0]=='b'   # the best comes first
+    assert result['mean']['b']==pytest.approx(sum(x['b'])/3)
+    assert result.ci['b']==pytest.approx(far*sem(x['b']))
+    assert result['diff']['b']==pytest.approx(sum(d)/3) and result.diff_ci['b']==pytest.approx(far*sem(d))
+    assert result.p['b']==pytest.approx(ttest_rel(x['b'], x['a']).pvalue)
+    assert result.index[0]=='b'   # the best comes first
 
 def test_two_rows_of_one_seed_are_no_comparison(ran):
     df = c.compare_seeds(WAYS, 2)

@@ -100,7 +100,7 @@ def test_the_shared_buffer_draws_as_one_that_sees_all_rows(world, options, size,
 @pytest.mark.parametrize('what,word', [('random','random numbers'), ('rewards','rewards'),
     ('history','history'), ('step','the step')])
 def test_ranks_that_disagree_stop_all_and_say_on_what(what, word):
-    batches,said = made(4, 6, 4),[]
+    batches,messages = made(4, 6, 4),[]
     def f(rank):
         buf,_ = replay_rank(batches[:2], 4, ReplayBuffer(8))
         b,start = dict(batches[2]),2
@@ -110,9 +110,9 @@ def test_ranks_that_disagree_stop_all_and_say_on_what(what, word):
             if what=='history': buf.crc += 1
             if what=='step': start = 3
         try: replay_rank([b], 4, buf=buf, start=start)
-        except RuntimeError as e: said.append(str(e))
+        except RuntimeError as e: messages.append(str(e))
     in_threads(3, f)
-    assert len(said)==3 and [o for o in said if not (word in o and 'ranks [1] differ' in o)]==[]
+    assert len(messages)==3 and [o for o in messages if not (word in o and 'ranks [1] differ' in o)]==[]
 
 @pytest.mark.parametrize('old,new', [(2,1), (1,3), (8,2), (3,8), (2,2)])
 def test_a_buffer_goes_on_with_another_number_of_processes(old, new):
@@ -224,17 +224,17 @@ def test_two_real_processes_exchange_the_same_rows(tmp_path):
 # -- guards ------------------------------------------------------------------------------------------
 
 def test_ranks_with_other_settings_stop_all_and_say_which():
-    said = []
+    messages = []
     def f(rank):
         try: assert_same_on_all_ranks(dict(beta=.04, lr=[1,2][rank==1], f=object())
             | (dict(extra=1) if rank==2 else {}))
-        except ValueError as e: said.append(str(e))
+        except ValueError as e: messages.append(str(e))
     in_threads(3, f)
-    assert len(said)==3 and len(set(said))==1
+    assert len(messages)==3 and len(set(messages))==1
     # an address is no setting
-    assert ('`lr` is 1 on ranks 0, 2 and 2 on rank 1' in said[0]
-        and '`extra` is not given on ranks 0, 1 and 1 on rank 2' in said[0] and 'beta' not in said[0]
-        and 'object' not in said[0])
+    assert ('`lr` is 1 on ranks 0, 2 and 2 on rank 1' in messages[0]
+        and '`extra` is not given on ranks 0, 1 and 1 on rank 2' in messages[0] and 'beta' not in messages[0]
+        and 'object' not in messages[0])
 
 def test_ranks_with_equal_settings_pass_and_send_only_a_checksum():
     def f(rank):

@@ -30,11 +30,11 @@ def test_the_checker_sees_each_kind_of_fault(tmp_path):
         '<script src="https://cdn.example.com/x.js"></script><link rel=stylesheet href="gone.css">'
         '<a href="https://grpo-nb.github.io/grpo_nb/c.html">ours</a>')
     (tmp_path/'a.css').write_text('@import url(https://fonts.example.com/css2?family=A:wght@300;400);')
-    said = '\n'.join(site_errors(tmp_path))
+    errors = '\n'.join(site_errors(tmp_path))
     for o in ('heading of level 3', 'what is not there: b.html', 'anchor that is not there: #b',
               'without alt text', 'asks another host: https://cdn', 'loads what is not there: gone.css',
               'asks another host: https://fonts', 'not on our site: c.html'):
-        assert o in said, o
+        assert o in errors, o
 
 def test_no_page_tells_of_the_machine_that_built_it(site):
     for f in site.rglob('*.html'):
@@ -132,10 +132,10 @@ def seen(url, browser, site, axe, request):
     for look in ('light', 'dark'):
         ctx = browser.new_context(viewport=dict(width=390, height=900), color_scheme=look,
                                   reduced_motion='reduce')
-        pg,said = ctx.new_page(),[]
-        pg.on('request', lambda r: said.append(f'asks {r.url}')
+        pg,messages = ctx.new_page(),[]
+        pg.on('request', lambda r: messages.append(f'asks {r.url}')
               if not r.url.startswith((url, 'data:', 'blob:', 'about:')) else None)
-        pg.on('pageerror', lambda e: said.append(f'script error: {e}'))
+        pg.on('pageerror', lambda e: messages.append(f'script error: {e}'))
         for p in pages:
             r = res.setdefault(p, dict(said=[], wide=[], axe=[], contrast=[]))
             pg.goto(f'{url}/{p}.html', wait_until='load')
@@ -143,13 +143,13 @@ def seen(url, browser, site, axe, request):
             over = pg.evaluate('document.documentElement.scrollWidth-innerWidth')
             if over>0: r['wide'].append(over)
             pg.set_viewport_size(dict(width=1280, height=900))
-            r['said'] += said
+            r['said'] += messages
             if axe:
                 ask_axe(pg, axe)
                 r['contrast'] += axe_errors(pg, CONTRAST)
                 if look=='light': r['axe'] += axe_errors(pg, RULES)
             pg.set_viewport_size(dict(width=390, height=900))
-            said.clear()   # axe fetches style sheets by itself, from wrong addresses
+            messages.clear()   # axe fetches style sheets by itself, from wrong addresses
         ctx.close()
     return res
 
@@ -227,17 +227,17 @@ def test_a_faulty_notebook_fails_the_check_with_its_name_and_cell():
             dict(cell_type='markdown', source='call `no_such_function_here`'),
         ]
     )
-    said = output_errors('x.ipynb', nb)+form_errors('x.ipynb', nb)+dead_references('x.ipynb', nb, {'plot'})
-    assert [o for o in said if not o.startswith('x.ipynb, cell ')]==[]
+    errors = output_errors('x.ipynb', nb)+form_errors('x.ipynb', nb)+dead_references('x.ipynb', nb, {'plot'})
+    assert [o for o in errors if not o.startswith('x.ipynb, cell ')]==[]
     for at, what in ((0, 'level 3'), (1, 'ZeroDivisionError'), (2, 'without alt text'),
                      (3, '/home/me'), (4, 'no_such_function_here')):
-        assert any(o.startswith(f'x.ipynb, cell {at} ') and what in o for o in said), (at, what, said)
+        assert any(o.startswith(f'x.ipynb, cell {at} ') and what in o for o in errors), (at, what, errors)
 
 def test_a_name_that_a_page_defines_in_json_of_its_own_is_known_there():
     prose = dict(cell_type='markdown', source='Described: `two_arms`, `no_arm`.')
     plan = dict(cell_type='markdown', source='```json\n{"arms": {"two_arms": {}}}\n```')
-    said = dead_references('plan.qmd', dict(cells=[prose, plan]), set())
-    assert len(said)==1 and 'no_arm' in said[0]
+    errors = dead_references('plan.qmd', dict(cells=[prose, plan]), set())
+    assert len(errors)==1 and 'no_arm' in errors[0]
     assert len(dead_references('other.qmd', dict(cells=[prose]), set()))==2
 
 @pytest.mark.parametrize('file,text,says', [

@@ -88,8 +88,8 @@ def test_an_evaluation_is_what_its_rewards_said_in_their_order(tiny, data):
         return
     judged = [[x for x in o if x is not None] for o in r]
     assert e['num_correct']==[sum(o) if o else None for o in judged]
-    told = e['rewards']['right']
-    assert e['pass@1']==pytest.approx(told['mean']) and e['ci']==(told['low'], told['high'])
+    reward = e['rewards']['right']
+    assert e['pass@1']==pytest.approx(reward['mean']) and e['ci']==(reward['low'], reward['high'])
     if not k: return
     if k==1: assert e['pass@1']==pytest.approx(want['mean'])
     draws = [[any(o) for o in itertools.combinations(own, min(k, len(own)))] for own in judged if own]

@@ -159,12 +159,12 @@ def test_count_the_weights():
 def test_top_p_by_hand():
     ns,solution = exercise('sampling', 'my_top_p', 'def my_top_p', filter_logits=filter_logits)
     def walk(p, k, beyond=False, up=False):
-        kept,held = [],0.
+        kept,total = [],0.
         for i in sorted(range(len(p)), key=lambda i: p[i] if up else -p[i]):
-            if beyond and held+p[i]>k: break
+            if beyond and total+p[i]>k: break
             kept.append(i)
-            held += p[i]
-            if held>=k: break
+            total += p[i]
+            if total>=k: break
         return kept
     assert agreed(ns, 'my_top_p', 'check_top_p', solution, [
         lambda p, k: walk(p, k, beyond=True),                # stops one too early

@@ -90,9 +90,9 @@ def test_runs_whose_numbers_were_published(name, tmp_path):
     label,make,_ = PUBLISHED[name]
     run = open_run(make(tmp_path/'r'))
     got = diagnose_rows(history_rows(run), run.rows, run.settings)
-    told = {n for f in got for n in (f.name, *f.caused_here)}
+    names = {n for f in got for n in (f.name, *f.caused_here)}
     if label is None: assert not any(f.fault for f in got)
-    else: assert told & set(NAMED[label]['grpo_nb'].split())
+    else: assert names & set(NAMED[label]['grpo_nb'].split())
 
 def test_the_same_reward_held_out_shows_a_gap_and_no_hack():
     "It would rise, too, if the reward were hacked; a gap needs its interval, and one that closes is none"
@@ -205,19 +205,19 @@ def test_few_groups_are_counted_over_the_batches_of_twenty_rows_on_trl():
 def test_few_groups_are_counted_over_the_last_twenty_batches():
     row = {'reward': 0., 'frac_reward_zero_std': 1., 'replay/dead': 8., 'replay/live_before': 0.,
            'replay/replaced': 1., 'replay/buffer_size': 2.}
-    def said(n): return [f.message for f in warnings_now([row|dict(step=i) for i in range(n)])
-                         if f.name=='few-groups-replayed']
-    assert said(19)==[]
+    def notes(n): return [f.message for f in warnings_now([row|dict(step=i) for i in range(n)])
+                          if f.name=='few-groups-replayed']
+    assert notes(19)==[]
     for n in (20, 40):
-        assert said(n)==['2 stored groups were replayed 20 times in 20 batches, while 0 living ones came in']
+        assert notes(n)==['2 stored groups were replayed 20 times in 20 batches, while 0 living ones came in']
 
 def test_what_can_be_seen_before_the_run():
     from types import SimpleNamespace
-    def told(prompt, template, default):
+    def notes(prompt, template, default):
         lines = ' '.join(_notes(prompt, SimpleNamespace(chat_template=template), default))
         return 'chat template' in lines,'don\'t request these tags' in lines
-    assert told('2+2=', True, True)==(True, True) and told('2+2=', False, False)==(False, False)
-    assert told([dict(role='user', content='Answer in <answer> tags')], True, True)==(False, False)
+    assert notes('2+2=', True, True)==(True, True) and notes('2+2=', False, False)==(False, False)
+    assert notes([dict(role='user', content='Answer in <answer> tags')], True, True)==(False, False)
 
 def bare(reward, clipped): return [dict(step=i, reward=r, **{'completions/clipped_ratio':clipped,
     'completions/mean_length':8.}) for i,r in enumerate(reward)]
@@ -242,8 +242,9 @@ def test_bare_text_is_blamed_only_where_nothing_is_learned(reward, clipped, blam
 def test_where_no_reward_differs_the_reward_is_named_and_not_the_prompt(reward, cause, says, clipped):
     rows = [o|dict(frac_reward_zero_std=1., num_tokens=9) for o in bare([reward]*8, clipped)]
     assert [o.name for o in diagnose_rows(rows, settings=ASKED).faults]==[cause]
-    told = verdict(rows, settings=ASKED)
-    assert told.learned is False and says in told.cause and 'conversation' not in told.cause+told.advice
+    result = verdict(rows, settings=ASKED)
+    assert result.learned is False and says in result.cause
+    assert 'conversation' not in result.cause+result.advice
 
 # ---- the benchmark
 
@@ -307,10 +308,10 @@ def reward_words(x): return course(x, '.3g', 'mean reward {}')
 
 def case_truncated():
     c,n = noisy(.1, .7, .03, 3, low=0., high=1.),noisy(40, 200, 9, 4)
-    told = course(c, '.0%', '{} of the completions have no end token')
+    evidence = course(c, '.0%', '{} of the completions have no end token')
     rows = log(completions__clipped_ratio=c, completions__mean_length=n)
     return (rows, (), dict(max_completion_length=256),
-        f"{told}; {course(n, '.3g', 'mean length {} tokens')}; max_completion_length is 256",
+        f"{evidence}; {course(n, '.3g', 'mean length {} tokens')}; max_completion_length is 256",
         first_of_the_last_stretch([x>.24 for x in running(c, N//10)]))
 def case_reward_never_fires():
     rows = log(reward=GOES, rewards__form__mean=-.5, rewards__right__mean=GOES)
@@ -331,8 +332,8 @@ def case_all_equal():
         completions=['a']*3 if g==0 or s<4 else ['a','b',f'{g}']) for s in range(5) for g in range(6)]
     z = noisy(.75, 1.1, .01, 1, high=1.)
     rows = log(frac_reward_zero_std=z, reward=GOES)
-    told = '1 of the 4 dead groups recorded last are one text G times'
-    return (rows, groups, {}, f'{told}; {dead_words(z)}; {reward_words(GOES)}',
+    evidence = '1 of the 4 dead groups recorded last are one text G times'
+    return (rows, groups, {}, f'{evidence}; {dead_words(z)}; {reward_words(GOES)}',
         first_of_the_last_stretch([v>=.8 for v in z]))
 def case_thin_signal():
     z,one = noisy(.5, .7, .02, 5),noisy(.2, .3, .02, 6)
@@ -379,8 +380,8 @@ def case_learning_rate_too_large_for_young_groups():
     age,clip = [3. if i%4 else 9. for i in range(N)],noisy(.4, .5, .02, 12)
     young = mean([c for a,c in zip(age, clip) if a<=4.5])
     rows = log(reward=GOES, replay__age_mean=age, replay__clip_frac=clip)
-    told = f'{young:.0%} of the tokens of groups one batch old are clipped; {reward_words(GOES)}'
-    return rows,(),{},told,None
+    evidence = f'{young:.0%} of the tokens of groups one batch old are clipped; {reward_words(GOES)}'
+    return rows,(),{},evidence,None
 def case_reward_collapse():
     m,e = noisy(.2, .8, .02, 13)[:36]+noisy(.1, .08, .02, 14)[:12],noisy(.5, 2., .1, 15)
     w = running(m, N//8)
@@ -400,11 +401,11 @@ def case_no_gradient():
     return log(grad_norm=g, reward_std=.3),(),{},told,STEPS[1]
 def case_replay_too_old():
     age,ess,clip = noisy(5, 30, 1, 17),noisy(.6, .2, .02, 18),noisy(.1, .3, .01, 19)
-    told = [course(age, '.0f', 'replayed groups {} steps old'),
+    evidence = [course(age, '.0f', 'replayed groups {} steps old'),
         course(ess, '.0%', 'effective sample size {} of the tokens'),
         course(clip, '.0%', '{} of the replayed tokens clipped')]
     rows = log(replay__age_mean=age, replay__ess_tokens=ess, replay__clip_frac=clip)
-    return rows,(),{},'; '.join(told),None
+    return rows,(),{},'; '.join(evidence),None
 def case_sampler_disagrees():
     x = noisy(0., .3, .01, 20)
     told = course(x, '.2g', 'KL between sampler and trainer {} nats per token')
@@ -419,8 +420,8 @@ def case_few_groups_replayed():
     times = (12, 11, 10, 10, 2, 2, 2, 2)
     groups = [dict(step=1, rewards=[0., 1.], dead=True, replacement=dict(id=i)) for i,n in enumerate(times)
         for _ in range(n)]
-    told = f'8 stored groups filled {sum(times)} places; the busiest 4 came 43 times'
-    return log(reward=GOES),groups,{},told,None
+    evidence = f'8 stored groups filled {sum(times)} places; the busiest 4 came 43 times'
+    return log(reward=GOES),groups,{},evidence,None
 def case_few_groups_replayed_without_groups():
     "In the last 20 batches 6 of 8 places were filled; a tenth of the fresh ones lives"
     rows = log(replay__buffer_size=[6.-(i<40) for i in range(N)], replay__replaced=6., replay__dead=7.2,
@@ -450,8 +451,8 @@ def case_hacked_by_form():
     groups = [dict(step=s, group=g, prompt=f'{g}', dead=False, rewards=[0., 1.],
         completions=['the form' if 2*g+i<k else f'{s} {g} {i}' for i in range(2)])
         for s,k in zip(range(8), (0, 1, 0, 1, 0, 1, 5, 6)) for g in range(4)]
-    told = f"{(5/8+6/8)/2:.0%} of the completions, whatever the prompt, read 'the form'"
-    return log(reward=m),groups,{},f'{told}; {reward_words(m)}',None
+    evidence = f"{(5/8+6/8)/2:.0%} of the completions, whatever the prompt, read 'the form'"
+    return log(reward=m),groups,{},f'{evidence}; {reward_words(m)}',None
 def case_hacked_by_form_without_groups():
     "A reward that rises, while a held-out score stands still, and in the second half one function"
     m,form = noisy(.2, .9, .02, 41),noisy(.1, .95, .01, 42)
@@ -504,11 +505,11 @@ def case_one_reward_drowns_in_groups():
         f'right: deviation {b:.3g}, {b*b/(a*a+b*b):.1%} of the variance', None)
 def case_entropy_collapse():
     e = [max(.01, 1.2*math.exp(-5*i/N)) for i in range(N)]
-    told = course(e, '.3g', 'entropy {} nats per token')
+    evidence = course(e, '.3g', 'entropy {} nats per token')
     limit = 1.5*.2*quarters(e)[0]
     flat = noisy(.35, .35, .02, 33)
     return (log(entropy=e, reward=flat, frac_reward_zero_std=GOES), (), {},
-        f'{told}; {dead_words(GOES)}; {reward_words(flat)}',
+        f'{evidence}; {dead_words(GOES)}; {reward_words(flat)}',
         first_of_the_last_stretch([v<limit for v in running(e, max(2, N//20))]))
 def case_kl_blow_up():
     kl = noisy(.02, .03, .002, 34)[:36]+noisy(1., 4., .1, 35)[:12]

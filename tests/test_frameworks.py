@@ -15,7 +15,8 @@ def put(file, rows):
     file.write_text(lines(rows))
 
 CALL = dict(id='c1', type='function', name='add', arguments='{"a": 1}')   # flat, as verifiers writes it
-def said(g, i): return [dict(role='system', content='Be short.'), dict(role='user', content=f'{g}+1='),
+def conversation(g, i): return [
+    dict(role='system', content='Be short.'), dict(role='user', content=f'{g}+1='),
     dict(role='assistant', content='', tool_calls=[CALL]), dict(role='tool', content='2'),
     dict(role='assistant', content=f'answer {i}')]
 def samples(): return [(s, g, i, float(i%2==g)) for s in (1, 2) for g in (0, 1) for i in range(4)]
@@ -23,7 +24,7 @@ def samples(): return [(s, g, i, float(i%2==g)) for s in (1, 2) for g in (0, 1) 
 def episode(s, g, i, r, **kw):
     rewards = dict(right=dict(score=r, weight=1.), form=dict(score=1., weight=.2), judge=None)
     trace = dict(id=f't{s}{g}{i}', task=dict(key=f'sums/{g}', hash='x'), rewards=rewards,
-        nodes=[dict(message=m) for m in said(g, i)])
+        nodes=[dict(message=m) for m in conversation(g, i)])
     return dict(id=f'e{s}{g}{i}', env=dict(id='sums'), task={}, group=dict(id=f'g{s}{g}'), ok=True, errors=[],
         run=dict(id='r', work=dict(type='train', step=s)), traces=[trace])|kw
 
@@ -43,7 +44,8 @@ def tinker(d):
     for s in (1, 2):
         rows = []
         for _,g,i,r in (o for o in samples() if o[0]==s):
-            trace = dict(prompt=dict(messages=said(g, i)[:2]), completion=dict(messages=said(g, i)[2:]))
+            turns = conversation(g, i)
+            trace = dict(prompt=dict(messages=turns[:2]), completion=dict(messages=turns[2:]))
             step = dict(step_idx=0, ob_len=9, ac_len=5+i, reward=r, episode_done=True, metrics={}, logs={},
                 stop_reason='length' if i==3 else 'stop', trace=trace)
             rows.append(dict(schema_version=1, split='train', iteration=s, group_idx=g, traj_idx=i, tags=[],
@@ -72,7 +74,7 @@ def trackio(d):
             about = dict(reward=r+.2, advantage=r-.5, group_id=10*s+g, completion_tokens=5)
             db.execute('insert into metrics values (?,?,?,?)', (n, 'run', s, json.dumps(dict(loss=.1))))
             db.execute('insert into traces values (?,?,?,?,?)',
-                (f'{n}', 'run', s, json.dumps(said(g, i)), json.dumps(about)))
+                (f'{n}', 'run', s, json.dumps(conversation(g, i)), json.dumps(about)))
         db.commit()
     return file
 
@@ -114,10 +116,10 @@ def test_a_damaged_record_is_read_as_far_as_it_goes(kind, damage, tmp_path):
     if damage=='another shape': f.write_text(text+lines([*odd, dict(traces=[], group={})]))
     run = open_run(place)
     assert len(run.rows)==4 and run.steps==[1, 2]
-    told = {'half a line':'could not be read', 'words':'', 'another shape':'left out'}[damage]
-    assert any(told in n for n in run.notes)
+    note = {'half a line':'could not be read', 'words':'', 'another shape':'left out'}[damage]
+    assert any(note in n for n in run.notes)
     if damage=='words' and kind in ('tinker','nemo'):
-        assert any("reward: 1 values are no numbers and left out, such as 'high'" in n for n in run.notes)
+        assert any("reward: 1 values are not numbers and are left out" in n for n in run.notes)
         assert sum(x is None for o in run.rows for x in o['rewards'])==1
     if damage=='another shape':
         assert sum(int(n.split()[2]) for n in run.notes if n.startswith('left out'))==4
@@ -135,7 +137,7 @@ def test_a_damaged_project_of_trackio_is_read_as_far_as_it_goes(damage, tmp_path
     run = open_run(file)
     assert len(run.rows)==4 and run.steps==[1, 2]
     assert sum(x is not None for o in run.rows for x in o['rewards'])==15
-    says = 'reward: 1 values are no numbers' if damage=='words' else 'p.db: 1 records could not be read'
+    says = 'reward: 1 values are not numbers' if damage=='words' else 'p.db: 1 records could not be read'
     assert any(says in o for o in run.notes), run.notes
 
 def test_what_a_project_of_trackio_holds_besides_is_counted(tmp_path):
@@ -158,8 +160,8 @@ def verifiers_shown(d, marked=True):
     "Each node says whether it was sampled; without that, only the roles do"
     rows = []
     for s,g,i,r in samples():
-        before,said = asks(g, i)
-        nodes = [dict(message=m) for m in before+said]
+        before,answer = asks(g, i)
+        nodes = [dict(message=m) for m in before+answer]
         if marked: nodes = [o|dict(sampled=k==len(before)) for k,o in enumerate(nodes)]
         o = episode(s, g, i, r)
         rows.append(o|dict(traces=[o['traces'][0]|dict(nodes=nodes)]))
@@ -170,8 +172,8 @@ def tinker_shown(d):
     for s in (1, 2):
         rows = []
         for _,g,i,r in (o for o in samples() if o[0]==s):
-            before,said = asks(g, i)
-            trace = dict(prompt=dict(messages=before), completion=dict(messages=said))
+            before,answer = asks(g, i)
+            trace = dict(prompt=dict(messages=before), completion=dict(messages=answer))
             rows.append(dict(split='train', iteration=s, group_idx=g, total_reward=r+.2,
                 steps=[dict(ac_len=5, stop_reason='stop', trace=trace)]))
         put(d/f'iteration_{s:06d}/train_rollout_summaries.jsonl', rows)
@@ -375,5 +377,5 @@ def test_an_empty_file_is_called_empty_and_what_several_files_lack_is_said_once(
     at = tinker(tmp_path/'run')
     for f in at.rglob('train*.jsonl'): f.write_text(f.read_text()[:-9])
     notes = open_run(at).notes
-    told = 'summaries.jsonl: 1 lines could not be read and are left out (the same for 2 files).'
-    assert any(o.endswith(told) for o in notes)
+    note = 'summaries.jsonl: 1 lines could not be read and are left out (the same for 2 files).'
+    assert any(o.endswith(note) for o in notes)

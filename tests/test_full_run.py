@@ -80,8 +80,8 @@ def test_a_vllm_that_trl_does_not_take_is_named(monkeypatch, here, what):
         if here is None: raise N.PackageNotFoundError
         return here
     monkeypatch.setattr(N, 'version', version)
-    said = says('vLLM', [])
-    assert what in said and bool(what)==bool(said) and (not what or '<=0.31.0' in said)
+    output = says('vLLM', [])
+    assert what in output and bool(what)==bool(output) and (not what or '<=0.31.0' in output)
     assert says('vLLM', ['--use_vllm', 'false'])==''
 
 def test_a_port_in_use_is_named():
@@ -94,8 +94,8 @@ def test_a_port_in_use_is_named():
     assert says('port', ['--main_process_port', port])==''
 
 def test_a_batch_that_does_not_divide_names_the_nearest_that_does():
-    said = says('batch', ['--per_device_train_batch_size', 13, '--num_generations', 12])
-    assert said.endswith('per_device_train_batch_size can be 12 or 15')
+    output = says('batch', ['--per_device_train_batch_size', 13, '--num_generations', 12])
+    assert output.endswith('per_device_train_batch_size can be 12 or 15')
     for b in (12, 15): assert says('batch', ['--per_device_train_batch_size', b, '--num_generations', 12])==''
     assert says('batch', ['--num_processes', 1, '--per_device_train_batch_size', 3]).endswith('can be 8')
 
@@ -140,18 +140,18 @@ def test_a_layer_keeps_as_many_bytes_as_the_plan_counts():
     kept = []
     for layers in (1, 3):
         config = AutoConfig.for_model('qwen2', num_hidden_layers=layers, **sizes)
-        model,held = AutoModelForCausalLM.from_config(config).train(),{}
+        model,memory = AutoModelForCausalLM.from_config(config).train(),{}
         weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
         def note(t):
             s = t.untyped_storage()
-            if s.data_ptr() not in weights and s.nbytes()%(8*64)==0: held[s.data_ptr()] = (s.nbytes(), t)
+            if s.data_ptr() not in weights and s.nbytes()%(8*64)==0: memory[s.data_ptr()] = (s.nbytes(), t)
             return t
         ids = torch.zeros(8, 64, dtype=torch.int64)
         saved = torch.autograd.graph.saved_tensors_hooks(note, lambda t: t)
         with saved, torch.autocast('cpu', torch.bfloat16):
             out = model.get_decoder()(input_ids=ids).last_hidden_state
         low = sum(2*p.numel() for k,p in model.named_parameters() if p.ndim==2 and 'layers' in k)
-        kept.append(sum(n for n,_ in held.values())-low)   # autocast's copies of weights do not count
+        kept.append(sum(n for n,_ in memory.values())-low)   # autocast's copies of weights do not count
     del out
     want = 1e9*memory_plan(config, 8, 64, checkpointing=False)['activations']/3
     assert (kept[1]-kept[0])/2==pytest.approx(want, rel=.15)

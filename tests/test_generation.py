@@ -128,8 +128,8 @@ def slowly_cut(z, top_k=0, top_p=1., min_p=None):
     stay = sorted(range(len(z)), key=lambda i: -z[i])[:top_k or None]
     def shares(): return [math.exp(z[i])/sum(math.exp(z[j]) for j in stay) for i in stay]
     if top_p<1:
-        held = [sum(shares()[:k]) for k in range(len(stay))]   # by those before it
-        stay = [i for i,h in zip(stay, held) if h<top_p]
+        mass = [sum(shares()[:k]) for k in range(len(stay))]   # by those before it
+        stay = [i for i,h in zip(stay, mass) if h<top_p]
     if min_p: stay = [i for i,p in zip(stay, shares()) if p>=min_p*max(shares())]
     return set(stay)
 
@@ -338,8 +338,8 @@ def test_the_short_way_is_refused_where_it_would_give_other_numbers():
             generate(m, ids, mask, 2, 3, fast=True)
         assert generate(m, ids, mask, 2, 3, eos_token_id=1, generator=seeded()).old_logps.isfinite().all()
 
-def test_darts_stay_where_float64_is(monkeypatch):
-    "Apple's GPU has none: darts and sums of probabilities are on the CPU there, and the tokens come back."
+def test_uniform_numbers_stay_on_a_device_with_float64(monkeypatch):
+    "Apple's GPU has none: numbers and sums of probabilities are on the CPU there, and the tokens come back."
     assert sampling_uniforms(2, 3, seeded(), 'mps').device.type=='cpu'
     p,u = torch.rand(3, 9, generator=seeded()),sampling_uniforms(3, 1, seeded(1), 'cpu')
     c = p.double().cumsum(1)

@@ -203,9 +203,9 @@ def test_the_table_of_completions_is_trls_own_and_shows_what_was_sampled():
     t,got = run([LIVE,LIVE,LIVE,DEAD], log_completions=True, num_completions_to_print=0)
     L,b = t._logs,got[-1]
     assert b['replayed'].tolist()==[False]*4+[True]*4
-    said = [tok.decode(i[m.bool()], skip_special_tokens=True)
+    texts = [tok.decode(i[m.bool()], skip_special_tokens=True)
         for i,m in zip(b['completion_ids'], b['completion_mask'])]
-    assert list(L['completion'])[:4]==said[:4] and list(L['completion'])[4:]!=said[4:]
+    assert list(L['completion'])[:4]==texts[:4] and list(L['completion'])[4:]!=texts[4:]
     assert list(L['rewards']['scripted'])==LIVE+DEAD and list(L['advantages'])[4:]==[0.]*4
 
 # -- the trainer as a maintainer reads it -----------------------------------------------------------

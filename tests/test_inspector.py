@@ -21,9 +21,9 @@ def run(tmp_path_factory): return read_run(make_run(tmp_path_factory.mktemp('i')
 def came(run): return {(o['step'],o['group']):o['replacement'] for o in run.rows if o['replacement']}
 
 def test_at_the_runs_own_settings_the_second_life_is_the_first(run):
-    told,again = came(run),came(what_if(run, buffer_size=16))
-    assert len(told)>20 and set(told)==set(again)
-    for k,n in told.items():
+    recorded,again = came(run),came(what_if(run, buffer_size=16))
+    assert len(recorded)>20 and set(recorded)==set(again)
+    for k,n in recorded.items():
         for f in ('id','step','age','uses','score','draw_prob','prompt','completions','rewards'):
             assert again[k][f]==pytest.approx(n[f])
 
@@ -61,10 +61,10 @@ def test_a_run_on_trl_is_filled_as_it_was(name, tmp_path):
     assert_filled_as_it_was(read_run(tmp_path/'r'))
 
 def assert_filled_as_it_was(run, how='with the ratio'):
-    told,again = came(run),came(what_if(run))
-    assert len(told)>=6 and {k:(o['step'], o['prompt_key'], o['uses']) for k,o in told.items()}=={
+    recorded,again = came(run),came(what_if(run))
+    assert len(recorded)>=6 and {k:(o['step'], o['prompt_key'], o['uses']) for k,o in recorded.items()}=={
         k:(o['step'], o['prompt_key'], o['uses']) for k,o in again.items()}
-    for k,o in told.items(): assert again[k]['draw_prob']==pytest.approx(o['draw_prob'], rel=1e-4)
+    for k,o in recorded.items(): assert again[k]['draw_prob']==pytest.approx(o['draw_prob'], rel=1e-4)
     o = Opened(inspector_html(run))
     assert len(o.head['versions'])==len(WHAT_IFS)+1 and not any('what-if' in n for n in o.head['notes'])
     assert how in o.head['correction']

@@ -44,9 +44,9 @@ def test_a_verdict_compares_the_same_problems_or_the_two_shares():
         p = sum(judged)/len(judged)
         return {'pass@1':p, 'ci':(p-.1, p+.1), 'num_correct':right}
     rows = [dict(step=i, reward=.5) for i in range(8)]
-    def said(a, b): return verdict(rows, measured(a), measured(b)).sentence
-    assert 'from 100.0% to 50.0% (−50.0 points' in said([None, 1]*4, [0, 1]*4)
-    assert 'from 25.0% to 75.0% (+50.0 points' in said([None, 0, 0, 0, 1], [None, 1, 1, 0, 1])
+    def sentence_of(a, b): return verdict(rows, measured(a), measured(b)).sentence
+    assert 'from 100.0% to 50.0% (−50.0 points' in sentence_of([None, 1]*4, [0, 1]*4)
+    assert 'from 25.0% to 75.0% (+50.0 points' in sentence_of([None, 0, 0, 0, 1], [None, 1, 1, 0, 1])
 
 # ---- every answer has lists of its own
 @pytest.mark.parametrize('table', [False, True])

@@ -96,11 +96,11 @@ def test_a_wholly_masked_group_gives_neither_nan_nor_gradient(loss_type):
         kw = dict(loss_type=loss_type, importance_sampling_level=level, max_completion_length=9)
         loss,g = go(d, beta=.1, off_policy_mask_threshold=.1, **kw)
         assert loss.isfinite() and g.isfinite().all() and (g[1]==0).all() and (g[0]!=0).any()
-        told = terms_of(*(d[k] for k in ('logps','old_logps','advantages','mask')), LossSettings(**kw))
-        assert (told['term'][1]==0).all() and (told['term'][0]!=0).any()
+        terms = terms_of(*(d[k] for k in ('logps','old_logps','advantages','mask')), LossSettings(**kw))
+        assert (terms['term'][1]==0).all() and (terms['term'][0]!=0).any()
         d['logps'] = d['logps'].detach().masked_fill(~d['mask'], float('nan'))
-        told = terms_of(*(d[k] for k in ('logps','old_logps','advantages','mask')), LossSettings(**kw))
-        assert told['share'].isfinite().all() and abs(told['share'].sum()-1)<1e-6
+        terms = terms_of(*(d[k] for k in ('logps','old_logps','advantages','mask')), LossSettings(**kw))
+        assert terms['share'].isfinite().all() and abs(terms['share'].sum()-1)<1e-6
         d['mask'][:] = False
         loss,g = go(d, **kw)
         assert loss==0 and (g==0).all()
@@ -169,11 +169,11 @@ def test_what_a_correction_lacks_is_named(make, says):
 def test_a_registered_loss_is_known_and_gets_the_settings_it_names():
     from grpo_nb.parts.registry import register
     @register(LOSSES, 'mine')
-    def mine(logps, old_logps, A, mask, width=1.): return width*A*logps
+    def own_loss(logps, old_logps, A, mask, width=1.): return width*A*logps
     try:
         d = batch(0)
         del d['ref_logps']
-        for name in ('mine', mine):
+        for name in ('mine', own_loss):
             for by,n in ((None, d['mask'].sum()), ('dr_grpo', 6*9)):
                 g = go(d, loss_type=name, width=3., aggregation=by, max_completion_length=9)[1]
                 assert_tensor(g, -3*d['advantages'][...,None]*d['mask']/n, eps=1e-12)
@@ -202,8 +202,8 @@ def test_what_a_loss_is_registered_with_is_read_everywhere():
             each = -(ratio*width).tanh()*A*x.mask
             want = (each.sum(-1)/x.mask.sum(-1)).mean()   # by completions, as 'grpo'
             assert out.loss.item()==pytest.approx(want.item(), rel=1e-5)
-        held = (((ratio>1.2)&(A>0))|((ratio<.8)&(A<0)))&x.mask
-        assert torch.equal(out.clip_mask&x.mask, held) and held.any()
+        clipped = (((ratio>1.2)&(A>0))|((ratio<.8)&(A<0)))&x.mask
+        assert torch.equal(out.clip_mask&x.mask, clipped) and clipped.any()
         assert 'squash' in compare_losses(x, LossSettings('dapo'))
         TrainConfig(loss_type='squash', loss_kwargs='width=3', skip_zero_advantage=True, aggregation='squash')
     finally: del LOSSES['squash']

@@ -230,9 +230,9 @@ def test_the_variance_filter_keeps_the_fewest_groups_that_hold_the_share(top_p, 
     r[2] = .5
     keep = SNRFilter(top_p).process_batch(batch(r)).in_loss.tolist()
     var = sorted(((r[b].var().item() if b!=2 else 0., b) for b in range(6)), reverse=True)
-    want,held = set(),0.
+    want,total = set(),0.
     for v,b in var:
-        if held<top_p*sum(v for v,_ in var)-1e-9: want.add(b); held += v
+        if total<top_p*sum(v for v,_ in var)-1e-9: want.add(b); total += v
     assert {b for b,k in enumerate(keep) if k}==want and not keep[2]
 
 def test_ngrpo_leaves_out_what_is_all_right():

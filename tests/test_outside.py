@@ -22,8 +22,8 @@ def test_every_row_that_comes_back_on_trl_is_bound_to_its_origin(tmp_path):
     o = outside.report(tmp_path, t.flight_recorder.head())
     holds(o)
     assert o['anchored'] and t.flight_recorder.stats['unmatched_rows']==0
-    told = [r for r in t.state.log_history if 'replay/dead' in r]
-    assert o['replayed']==outside.G*sum(r['replay/replaced']+r.get('replay/stored', 0) for r in told)
+    logged = [r for r in t.state.log_history if 'replay/dead' in r]
+    assert o['replayed']==outside.G*sum(r['replay/replaced']+r.get('replay/stored', 0) for r in logged)
 
 def test_every_row_that_comes_back_in_the_course_is_bound_to_its_origin(tmp_path):
     r = outside.chapters(tmp_path, 5)

@@ -161,13 +161,13 @@ def test_modules_import_only_the_heavy_packages_of_their_room(names, may):
     assert set(r.stdout.split()) <= may
 
 def test_the_parts_of_a_step_import_torch_alone(fresh):
-    said = re.search('^the parts: (.*)', fresh.stdout, re.M)
-    assert said and said[1].split()==['torch'], fresh.stdout+fresh.stderr[-3000:]
+    line = re.search('^the parts: (.*)', fresh.stdout, re.M)
+    assert line and line[1].split()==['torch'], fresh.stdout+fresh.stderr[-3000:]
 
 def test_importing_the_chapters_trainer_loads_no_server_no_database_and_no_tables(fresh):
     "The monitor of a run brings them, when a run has one."
-    said = re.search("^the chapters' trainer: (.*)", fresh.stdout, re.M)
-    assert said and said[1].split()==['grpo_nb.trainer'], fresh.stdout+fresh.stderr[-3000:]
+    line = re.search("^the chapters' trainer: (.*)", fresh.stdout, re.M)
+    assert line and line[1].split()==['grpo_nb.trainer'], fresh.stdout+fresh.stderr[-3000:]
 
 def _others():
     "The statements by which our modules import those of others, at the top."
@@ -343,19 +343,19 @@ def test_it_works_installed_alone(built, tmp_path, kind):
     site = Path(subprocess.run([py, '-c', 'import site; print(site.getsitepackages()[0])'],
                                capture_output=True, text=True, env=alone).stdout.strip())
     (site/'borrowed.pth').write_text(here+'\n')
-    said = dict(capture_output=True, text=True, cwd=tmp_path, env=alone)
+    options = dict(capture_output=True, text=True, cwd=tmp_path, env=alone)
     code = f"""import grpo_nb
 from grpo_nb.tiny_qwen import load_model
 assert grpo_nb.__file__.startswith({str(site)!r})
 assert 1e4<sum(p.numel() for p in load_model()[0].parameters())<2e6"""
-    r = subprocess.run([py, '-c', code], **said)
+    r = subprocess.run([py, '-c', code], **options)
     assert r.returncode==0, r.stderr[-2000:]
     if kind=='sdist':   # the tests of a room, far from the clone; those that ask trl or read notebooks don't
         shutil.copy(ROOT/'tests'/'test_advantages.py', tmp_path)
         words = ['-q', '-p', 'no:cacheprovider', '-k', 'not trl and not exercise', 'test_advantages.py']
-        r = subprocess.run([py, '-m', 'pytest', *words], **said)
+        r = subprocess.run([py, '-m', 'pytest', *words], **options)
         assert r.returncode==0, r.stdout[-3000:]
-    r = subprocess.run([env/'bin'/'grpo_nb', '--help'], **said)
+    r = subprocess.run([env/'bin'/'grpo_nb', '--help'], **options)
     assert r.returncode==0 and 'demo' in r.stdout, r.stderr[-2000:]
-    r = subprocess.run([env/'bin'/'grpo_nb', 'study', 'replay'], **said)
+    r = subprocess.run([env/'bin'/'grpo_nb', 'study', 'replay'], **options)
     assert r.returncode==2 and 'comes with a clone' in r.stderr, r.stderr[-2000:]

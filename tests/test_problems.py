@@ -186,8 +186,8 @@ def test_the_hub_is_asked_for_the_right_set(monkeypatch, capsys):
 def test_conversations_that_end_alike_are_told_apart_by_what_differs():
     from datasets import Dataset
     def talk(i, system):
-        said = [('system', system), ('user', f'add {i}'), ('assistant', 'to what?'), ('user', 'to 1')]
-        return [dict(role=a, content=b) for a,b in said]
+        turns = [('system', system), ('user', f'add {i}'), ('assistant', 'to what?'), ('user', 'to 1')]
+        return [dict(role=a, content=b) for a,b in turns]
     def split(systems):
         rows = [talk(i, s) for i,s in enumerate(systems)]
         return [len(o) for o in split_problems(Dataset.from_dict(dict(prompt=rows)), .2, need_both=True)]

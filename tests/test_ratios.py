@@ -47,9 +47,9 @@ def test_clipped_is_where_the_loss_has_no_gradient(loss_type, level):
         g, = torch.autograd.grad(loss, p)
         ratio = importance_ratio(p.detach(), p.detach()-x, mask, level)
         clips = loss_type in ('grpo','dr_grpo','dapo','bnpo','luspo')
-        held = ppo_clip_mask(ratio, A, ClipRange(**kw, enabled=clips)).expand_as(mask)
-        assert (g==0)[mask].equal(held[mask])
-        assert held[mask].any() or loss_type in ('cispo','sapo','vespo') or level=='sequence'
+        clipped = ppo_clip_mask(ratio, A, ClipRange(**kw, enabled=clips)).expand_as(mask)
+        assert (g==0)[mask].equal(clipped[mask])
+        assert clipped[mask].any() or loss_type in ('cispo','sapo','vespo') or level=='sequence'
 
 @pytest.mark.parametrize('A', [1., -1.])
 @pytest.mark.parametrize('low,high,delta', [(.2, .2, None), (.1, .3, None), (.2, .2, 2.), (.2, .4, 1.1)])
@@ -160,11 +160,11 @@ def test_the_clips_of_a_correction_have_the_edges_of_their_papers():
     assert OffPolicyCorrection(clip='two_sided').clip_range(cispo)==ClipRange(.2, delta=4.)
     assert OffPolicyCorrection(weight='truncated').clip_range(cispo)==ClipRange(.2) # PPO's, whatever the loss
     rho = torch.tensor([1.25, 1.29, 3.9, 4.1])
-    held = lambda A, **kw: ppo_clip_mask(rho, torch.tensor(A),
+    clipped = lambda A, **kw: ppo_clip_mask(rho, torch.tensor(A),
         OffPolicyCorrection(**kw).clip_range()).tolist()
-    assert held(1., clip='dapo')==[False,True,True,True] and held(1.)==[True]*4
-    assert held(-1., clip='two_sided')==[False,False,False,True] and not any(held(-1.))
-    assert not any(held(1., clip='none'))
+    assert clipped(1., clip='dapo')==[False,True,True,True] and clipped(1.)==[True]*4
+    assert clipped(-1., clip='two_sided')==[False,False,False,True] and not any(clipped(-1.))
+    assert not any(clipped(1., clip='none'))
 
 def test_only_replay_without_any_clip_is_warned_of():
     for clip in CLIP_KINDS:

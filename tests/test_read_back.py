@@ -86,7 +86,7 @@ def test_a_log_comes_back_from_every_format_under_our_names(case):
     names = {k for o in want.values() for k in o}
     for k in names: assert [number(x) for x in h[k]]==[o.get(k) for o in want.values()], k
     assert not {*h} & {*METRIC_ALIASES, EVAL}-names-{'step'}
-    said = [f'{k}: {n} values are no numbers and left out, such as' for k,n in texts.items()]
+    said = [f'{k}: {n} values are not numbers and are left out, such as' for k,n in texts.items()]
     assert len(run.notes)==len(said) and all(any(s in o for o in run.notes) for s in said), run.notes
 
 # ---- rollouts -----------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def test_rollouts_come_back_from_every_format_as_the_groups_they_were(case):
     assert_history(run.history, whole, has)
     sizes = Counter(len(o['rewards']) for o in whole)
     usual = sizes.most_common(1)[0][1]
-    said = {'completions without a group':alone, 'values are no numbers':bad,
+    said = {'completions without a group':alone, 'values are not numbers':bad,
         'groups do not have the':usual<len(whole)<=2*usual}
     for words,n in said.items(): assert any(words in o for o in run.notes)==bool(n), (words, run.notes)
     if bad: assert any(o.startswith(f"reward: {bad} values") for o in run.notes)
@@ -403,8 +403,8 @@ def test_of_a_folder_every_file_is_read_or_named(steps, name, log, others):
         'the rollouts are not read: no column for reward'
     assert any(o.startswith(why) for o in run.notes)==odd, run.notes
     unread = [o for o in run.notes if 'files of the folder are not read' in o]
-    told = ', '.join(left[:4])+', …'*(len(left)>4)
-    assert unread==[f'{len(left)} files of the folder are not read: {told}.']*bool(left)
+    names = ', '.join(left[:4])+', …'*(len(left)>4)
+    assert unread==[f'{len(left)} files of the folder are not read: {names}.']*bool(left)
     assert len(run.notes)==len(named)+bool(left)+torn+odd, run.notes
 
 # ---- a table of ragged rows ---------------------------------------------------------------------

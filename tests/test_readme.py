@@ -79,11 +79,11 @@ def test_the_film_is_one_of_these_runs():
 @pytest.mark.parametrize('seed,size', demo_runs.RUNS)
 def test_the_command_gives_what_the_table_says(seed, size, tmp_path):
     new = demo_runs.here()|demo_runs.run(seed, size, tmp_path/'run')
-    told = {demo_runs.key(o):o for o in RUNS}
+    runs = {demo_runs.key(o):o for o in RUNS}
     assert abs(100*new['before']-shown()[seed][0][0])<.21   # one problem of 500 may hang on a last bit
     low,high = promised()
     assert low<new['after']<high
-    if o := told.get(demo_runs.key(new)): assert [new[k] for k in NUMBERS]==[o[k] for k in NUMBERS]
+    if o := runs.get(demo_runs.key(new)): assert [new[k] for k in NUMBERS]==[o[k] for k in NUMBERS]
 
 @pytest.mark.slow
 @pytest.mark.parametrize('way', WAYS)

@@ -162,7 +162,7 @@ def test_resume_alone_means_yes(words, want): assert read(words)[0].resume==want
         (['--betta', '1'], "did you mean '--beta'"),
         (
             ['--total_batch_size', '3', '--per_device_train_batch_size', '8'],
-            'no multiple of per_device_train_batch_size 8',
+            'not a multiple of per_device_train_batch_size 8',
         ),
     ],
 )
@@ -236,8 +236,8 @@ def test_what_is_held_out_is_measured_three_times_and_never_trained_on(tmp_path,
     t = gsm8k(rows=rows, held_out=6, max_steps=4, output_dir=str(tmp_path), **SMALL)
     train,held = ({str(o['prompt']) for o in ds} for ds in (t.train_dataset, t.eval_dataset))
     assert (len(train), len(held))==(10, 6) and not train & held
-    said = [o for o in capsys.readouterr().out.splitlines() if '% right (95 %' in o]
-    assert [o.split(':')[0] for o in said]==['step 0', 'step 2', 'step 4']
+    lines = [o for o in capsys.readouterr().out.splitlines() if '% right (95 %' in o]
+    assert [o.split(':')[0] for o in lines]==['step 0', 'step 2', 'step 4']
     with pytest.raises(ValueError, match='leave some to train on'):
         gsm8k(rows=rows, held_out=16, max_steps=1, output_dir=str(tmp_path/'no'), **SMALL)
 

@@ -207,11 +207,11 @@ CALLS = st.fixed_dictionaries(dict(name=st.just('add')), optional=dict(arguments
 @st.composite
 def messages(draw):
     "(a message, what a reader sees of it)"
-    said = draw(st.sampled_from(['yes', '', None, 7, ['so ', dict(type='text', text='it is')],
+    value = draw(st.sampled_from(['yes', '', None, 7, ['so ', dict(type='text', text='it is')],
         [dict(type='image')], [dict(type='image', text='')], []]))
-    shown = {7:'7'}.get(said, said or '') if not isinstance(said, list) else \
-        {0:'', 2:'so it is'}.get(len(said), '<image>')
-    m = dict(content=said) if said is not None or draw(st.booleans()) else {}
+    shown = {7:'7'}.get(value, value or '') if not isinstance(value, list) else \
+        {0:'', 2:'so it is'}.get(len(value), '<image>')
+    m = dict(content=value) if value is not None or draw(st.booleans()) else {}
     calls = draw(st.none() | st.lists(CALLS, max_size=2))
     lines = [shown] if shown else []
     for c in calls or (): lines.append(f"→ add({c.get('arguments', '')})")
@@ -245,11 +245,11 @@ def batches(draw):
         grad_norm'''.split()
     rows = [dict.fromkeys(names)|dict(step=5, group=b, prompt=f'q{b}') for b in range(B)]
     chat = draw(st.booleans())
-    def said(x): return [dict(role='user', content=x)] if chat else x
+    def message(x): return [dict(role='user', content=x)] if chat else x
     texts = [[f'a{next(count)}' for _ in range(G)] for _ in range(B)]
     rewards = [[value('') for _ in range(G)] for _ in range(B)]
-    kw = dict(step=5, prompts=[said(f'q{b}') for b in range(B)], rewards=form(rewards),
-        completions=form([[said(o) for o in g] for g in texts], 'completions'))
+    kw = dict(step=5, prompts=[message(f'q{b}') for b in range(B)], rewards=form(rewards),
+        completions=form([[message(o) for o in g] for g in texts], 'completions'))
     for row,t,r in zip(rows, texts, rewards): row |= dict(completions=t, rewards=r, rewards_by_func={})
     for k in draw(st.sets(st.sampled_from([*BY_GROUP]))):
         width = BY_GROUP[k]

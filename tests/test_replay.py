@@ -100,11 +100,11 @@ def test_the_stated_probability_of_a_draw_is_that_of_its_weight_among_those_left
             assert e.draw_prob==pytest.approx(left[e.data]/sum(left.values()))
             del left[e.data]
 
-def test_a_dart_on_a_border_takes_the_group_above_it():
-    for w,dart,want in (([1., 1.], 0., 0), ([1., 1.], .5, 1), ([1., 0., 1.], .5, 2)):
+def test_a_uniform_number_on_a_border_takes_the_group_above_it():
+    for w,number,want in (([1., 1.], 0., 0), ([1., 1.], .5, 1), ([1., 0., 1.], .5, 2)):
         b = ReplayBuffer(3)
         b.add(w, list(range(len(w))))
-        b.rng = SimpleNamespace(random=lambda: dart)
+        b.rng = SimpleNamespace(random=lambda: number)
         assert b.sample_entries(1)[0].data==want
 
 def test_a_group_that_outweighs_all_others_does_not_stall_the_draw():
@@ -147,9 +147,10 @@ def test_a_priority_sees_age_uses_draws_prompt_and_rewards():
 
 @pytest.mark.parametrize('bad', [[1.], [1., -1.], [1., math.nan], [1., math.inf], None])
 def test_weights_that_are_none_are_refused_by_the_name_of_their_priority(bad):
-    def mine(entries, now): return bad
-    b = ReplayBuffer(2, priority=mine)
-    with pytest.raises(ValueError, match="the priority 'mine' returned .* for 2 entries: return a finite"):
+    def own_priority(entries, now): return bad
+    b = ReplayBuffer(2, priority=own_priority)
+    says = "the priority 'own_priority' returned .* for 2 entries: return a finite"
+    with pytest.raises(ValueError, match=says):
         b.add([1., 1.], 'ab')
 
 def test_a_group_that_weighs_nothing_is_gone_at_once_and_for_good():

@@ -87,5 +87,5 @@ def test_ctrl_c_again_and_again_ends_a_command_in_one_line_and_no_stack():
     p = subprocess.Popen([sys.executable, '-c', code], **pipes)
     p.stdout.readline()
     while p.poll() is None: p.send_signal(signal.SIGINT); time.sleep(.02)
-    said = p.stderr.read().strip()
-    assert (said, p.returncode)==('grpo_nb demo: stopped; nothing more was written', 130)
+    err = p.stderr.read().strip()
+    assert (err, p.returncode)==('grpo_nb demo: stopped; nothing more was written', 130)

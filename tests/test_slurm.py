@@ -65,14 +65,14 @@ signal.alarm(60)   # never longer, whatever fails
 while True: signal.pause()
 """
 pipes = dict(stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-child,told = subprocess.Popen([sys.executable, '-c', trainer], **pipes),[]
+child,lines = subprocess.Popen([sys.executable, '-c', trainer], **pipes),[]
 def end(*a):
-    told.append(True)
+    lines.append(True)
     child.terminate()
 signal.signal(signal.SIGTERM, end)
 print(child.stderr.readline().strip(), child.pid, flush=True)
 child.stderr.readline()
-if told:
+if lines:
     child.kill()
     print('killed by the launcher', flush=True)
 else: child.stdin.close()

@@ -111,8 +111,8 @@ def test_runs_are_added_to_the_table(tmp_path, quickly):
     read_bench(out).replace(dict(run={'1':'before'})).to_csv(out, index=False)
     bench(only='growth', quick=True, out=out, disable_tqdm=True)
     assert quickly==['buffer','step','growth']
-    mine = bench(only='step', out=out, disable_tqdm=True)
-    assert set(mine['run'])=={'2'} and not mine['quick'].any()
+    rows = bench(only='step', out=out, disable_tqdm=True)
+    assert set(rows['run'])=={'2'} and not rows['quick'].any()
     df = read_bench(out)
     assert list(df.columns)==S.COLUMNS and df[['run','part']].values.tolist()==[['before','buffer'],
         ['before','step'], ['1','growth'], ['2','step']]
@@ -123,8 +123,8 @@ def test_runs_are_added_to_the_table(tmp_path, quickly):
 
 @pytest.mark.slow
 def test_a_quick_run_of_the_cheap_parts_measures(tmp_path, capsys):
-    mine = bench(only='buffer', quick=True, out=str(tmp_path/'s.csv'), disable_tqdm=True)
-    assert set(mine['part'])=={'buffer'} and mine['value'].notna().all()
-    assert (mine['status']!='failed').all()
-    assert set(mine[mine['part']=='buffer']['x'])=={64, 1000}
+    rows = bench(only='buffer', quick=True, out=str(tmp_path/'s.csv'), disable_tqdm=True)
+    assert set(rows['part'])=={'buffer'} and rows['value'].notna().all()
+    assert (rows['status']!='failed').all()
+    assert set(rows[rows['part']=='buffer']['x'])=={64, 1000}
     assert 'seconds are processor time' in capsys.readouterr().out

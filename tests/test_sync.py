@@ -128,8 +128,8 @@ def test_a_check_of_many_changes_nothing_names_what_is_stale_and_goes_on_behind_
                                source=['1/0']))
     bad.write_text(json.dumps(nb))
     f.write_text(f.read_text().replace('"4.54"', '"4.55"'))
-    with pytest.raises(dev.ProjectError) as told: dev.run_nbs([bad.stem, 'plotting', 'widgets'], check=True)
-    *faults,_ = str(told.value).splitlines()
+    with pytest.raises(dev.ProjectError) as error: dev.run_nbs([bad.stem, 'plotting', 'widgets'], check=True)
+    *faults,_ = str(error.value).splitlines()
     assert len(faults)==2 and 'ZeroDivisionError' in faults[0]
     assert re.search(r'plotting.ipynb, cell \d+ \(.*: another output now', faults[1])
     assert '4.55' in f.read_text()   # a check writes nothing
@@ -158,8 +158,8 @@ def test_no_file_names_the_machine_it_was_made_on():
     files = subprocess.run(['git','ls-files'], cwd=ROOT, capture_output=True, text=True).stdout.split()
     if not files: pytest.skip('not a git clone')
     odd = re.compile(r'/(?:root|work)/\w+')
-    said = [f for f in files if Path(f).suffix in ('.py', '.ipynb', '.md', '.qmd', '.yml', '.ini', '.csv',
+    listed = [f for f in files if Path(f).suffix in ('.py', '.ipynb', '.md', '.qmd', '.yml', '.ini', '.csv',
                                                    '.json') and f != 'tests/test_sync.py'
             and f != 'nbs/dev/site.ipynb' and f != 'grpo_nb/dev/site.py' and (ROOT / f).exists()
             and odd.search((ROOT / f).read_text(encoding='utf-8'))]
-    assert said==[]
+    assert listed==[]

@@ -23,10 +23,10 @@ def test_the_right_answer_earns_one_and_a_wrong_one_nothing(name):
 def test_any_gym_task_is_judged_by_its_own_score_answer(name):
     from reasoning_gym import create_dataset
     ds,own = gym_dataset(name, 8),create_dataset(name, size=1, seed=0)
-    said = [ds['answer'][(i*3)%8] for i in range(8)]
-    tagged = [f'<answer>{s}</answer>' for s in said]
+    answers = [ds['answer'][(i*3)%8] for i in range(8)]
+    tagged = [f'<answer>{s}</answer>' for s in answers]
     got = accuracy_reward(None, tagged, ds['answer'], ds['task'], ds['entry'], partial=True)
-    assert got==[own.score_answer(s, json.loads(e)) for s,e in zip(said, ds['entry'])]
+    assert got==[own.score_answer(s, json.loads(e)) for s,e in zip(answers, ds['entry'])]
 
 def test_part_marks_are_dropped_unless_asked_for():
     entry = [json.dumps(dict(answer='4', metadata={}))]
@@ -79,9 +79,9 @@ def test_few_shot_answers_are_right_and_no_problem_is_on_both_sides(name, check)
     assert train['prompt'][:20]==make_problems(name, 20, 1)['prompt']
 
 def test_a_box_counts_where_there_are_no_tags():
-    said = [r'so \boxed{7}', r'\boxed{8} <answer>7</answer>', r'<answer>8</answer> \boxed{7}',
+    answers = [r'so \boxed{7}', r'\boxed{8} <answer>7</answer>', r'<answer>8</answer> \boxed{7}',
             r'<answer>\boxed{7}</answer>', '7']
-    assert accuracy_reward(None, said, ['7']*5)==[1.,1.,0.,1.,0.]
+    assert accuracy_reward(None, answers, ['7']*5)==[1.,1.,0.,1.,0.]
 
 @pytest.mark.parametrize('text, want', [
     ('<think>a</think><answer>1</answer>', 1.), (' <think>a\nb</think>\n<answer>1</answer>\n', 1.),
@@ -166,8 +166,8 @@ def test_the_judge_of_maths_leaves_no_alarm_and_no_handler_of_the_process_change
 def test_a_hub_set_is_judged_by_its_own_judge():
     ds = hub_problems('numinamath', [dict(problem='p', solution=r'\boxed{\sqrt{2}+\frac{1}{3}}')])
     assert accuracy_reward(None, [r'<answer>\frac{1}{3}+\sqrt{2}</answer>'], ds['answer'], ds['task'])==[1.]
-    said = ['<answer>4</answer>','<answer>$1,000.00</answer>']
-    assert accuracy_reward(None, said, ['4','1000'], ['gsm8k']*2)==[1.,1.]
+    answers = ['<answer>4</answer>','<answer>$1,000.00</answer>']
+    assert accuracy_reward(None, answers, ['4','1000'], ['gsm8k']*2)==[1.,1.]
 
 def test_an_unknown_task_has_no_judge():
     with pytest.raises(ValueError, match="no judge for task 'poetry'"):
@@ -175,8 +175,8 @@ def test_an_unknown_task_has_no_judge():
     with pytest.raises(ValueError, match='use `overlap_reward`'): get_verifier('tldr')   # a summary
 
 def test_overlap_is_rouge_1():
-    said = ['the cat','dog','the the the','']
-    assert overlap_reward(None, said, ['the cat sat']*4)==[2*2/5, 0., 2*1/6, 0.]
+    answers = ['the cat','dog','the the the','']
+    assert overlap_reward(None, answers, ['the cat sat']*4)==[2*2/5, 0., 2*1/6, 0.]
 
 # --- two ways
 

@@ -90,9 +90,9 @@ def test_a_record_holds_terms_that_sum_to_the_loss_that_was_logged(kind, tmp_pat
     train(*make(str(tmp_path), loss_type=kind, beta=.02, epsilon_high=5. if kind=='cispo' else None),
         callbacks=[TokenTermsCallback(2)], print_verdict=False)
     run = read_run(tmp_path)
-    told,logged = sums(run),dict(zip(run.history['step'], run.history['loss']))
-    assert list(told)==[0, 4]   # every other batch
-    for at,by in told.items():
+    recorded,logged = sums(run),dict(zip(run.history['step'], run.history['loss']))
+    assert list(recorded)==[0, 4]   # every other batch
+    for at,by in recorded.items():
         assert [(loss,total) for loss,total in by.items() if not (abs(loss-total)<1e-6)]==[]
         assert len(by)==2 and abs(sum(by.values())/2-logged[at])<1e-6
     row = next(o['terms'] for o in run.rows if o.get('terms'))
@@ -182,10 +182,10 @@ def test_answers_of_which_not_every_token_has_a_log_prob_get_no_terms():
 def test_the_pane_is_for_everybody(browser, axe, tmp_path, width, scheme):
     (tmp_path/'i.html').write_text(inspector_html('nbs/results/run_tiny'))
     ctx = browser.new_context(viewport=dict(width=width, height=900), color_scheme=scheme)
-    pg,said = ctx.new_page(),[]
-    pg.on('request', lambda r: r.url.startswith(('file:','data:')) or said.append(r.url))
-    pg.on('pageerror', lambda e: said.append(str(e)))
-    pg.on('console', lambda m: said.append(m.text))
+    pg,errors = ctx.new_page(),[]
+    pg.on('request', lambda r: r.url.startswith(('file:','data:')) or errors.append(r.url))
+    pg.on('pageerror', lambda e: errors.append(str(e)))
+    pg.on('console', lambda m: errors.append(m.text))
     pg.goto(f'file://{tmp_path}/i.html#step=20&group=0')
     pg.get_by_role('button', name='the one with the largest share').click()
     box = pg.get_by_role('listbox').first
@@ -195,8 +195,8 @@ def test_the_pane_is_for_everybody(browser, axe, tmp_path, width, scheme):
     pg.locator('.gv-token', has_text=f'“{first}”, token 1 of answer 1').wait_for()
     pg.keyboard.press('ArrowRight')
     pg.locator('.gv-token', has_text='token 2 of answer 1').wait_for()
-    told = pg.inner_text('.gv-token')
-    assert 'dapo, this run' in told and 'vespo' in told
+    tooltip = pg.inner_text('.gv-token')
+    assert 'dapo, this run' in tooltip and 'vespo' in tooltip
     assert box.get_by_role('option', selected=True).count()==1
     assert pg.evaluate('document.documentElement.scrollWidth<=innerWidth')
     assert pg.evaluate("""[...document.querySelectorAll('.gv-token .gv-wide')].every(
@@ -204,5 +204,5 @@ def test_the_pane_is_for_everybody(browser, axe, tmp_path, width, scheme):
     if axe:
         pg.evaluate(axe)
         assert axe_errors(pg.main_frame, RULES)==[] and axe_errors(pg.main_frame, CONTRAST)==[]
-    assert said==[]
+    assert errors==[]
     ctx.close()

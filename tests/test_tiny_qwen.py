@@ -119,8 +119,8 @@ def test_the_heads_are_of_a_size_that_vllm_serves(tiny):
 
 def test_the_group_of_the_course_is_what_the_model_says(tiny):
     group = example_group()
-    said = sample_texts(*tiny, [group['prompt']], n=200)[0]
-    first,second = (said.count(o)/200 for o in (group['completions'][0], group['completions'][2]))
+    texts = sample_texts(*tiny, [group['prompt']], n=200)[0]
+    first,second = (texts.count(o)/200 for o in (group['completions'][0], group['completions'][2]))
     assert .8<first<.97 and .03<second<.2  # hasty, careful; little else
     assert any(sorted(sample_texts(*tiny, [group['prompt']], n=8, seed=s)[0]) == sorted(group['completions'])
                for s in range(40))

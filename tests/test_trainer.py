@@ -169,11 +169,11 @@ def test_a_model_in_float64_is_pulled_back_as_one_in_float32():
 def test_a_run_ends_with_a_verdict_and_says_nothing_where_the_bar_is_hidden(capsys):
     flat_reward = lambda completions, **kw: [0.]*len(completions)
     flat_reward.__name__ = 'flat_reward'
-    def said(reward, **kw):
+    def output(reward, **kw):
         train(tiny_model(0), TOK, DATA, reward, cfg(disable_tqdm=False, **kw))
         return capsys.readouterr().out
-    assert 'Undecided: too few batches' in said(parity, max_steps=2)
-    out = said(flat_reward, max_steps=24)
+    assert 'Undecided: too few batches' in output(parity, max_steps=2)
+    out = output(flat_reward, max_steps=24)
     assert (
         'It learned nothing: all 96 groups were dead' in out and 'step 20: ' in out
     )  # live, after ten batches
@@ -186,16 +186,16 @@ def test_a_run_ends_with_a_verdict_and_says_nothing_where_the_bar_is_hidden(caps
 
 def test_gradients_of_an_earlier_step_take_no_room(monkeypatch):
     "Neither while a batch is sampled, nor in a forward pass, nor when a checkpoint is written"
-    held,compute_logps = [],bl.compute_logps
+    batches,compute_logps = [],bl.compute_logps
     def watched(s, *args, **how):
-        held.append(sum(p.grad is not None for p in s.model.parameters()))
+        batches.append(sum(p.grad is not None for p in s.model.parameters()))
         return compute_logps(s, *args, **how)
     monkeypatch.setattr(bl, 'compute_logps', watched)
     s = state()
     for _ in range(2):
         train_batch(s)
         assert [p for p in s.model.parameters() if p.grad is not None]==[]
-    assert len(held)>=4 and set(held)=={0}
+    assert len(batches)>=4 and set(batches)=={0}
 
 def test_a_run_stops_once_its_tokens_are_sampled():
     whole = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=8))
@@ -430,7 +430,7 @@ def tables():
         yield
 
 def test_a_file_of_ones_own_reaches_every_socket(tmp_path, tables):
-    f = tmp_path/'mine.py'
+    f = tmp_path/'spec.py'
     f.write_text(own_file(), encoding='utf-8')
     def run(strategy=None, advantages='grpo', **kw):
         s = train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=4, **kw), strategy=strategy,
@@ -440,9 +440,9 @@ def test_a_file_of_ones_own_reaches_every_socket(tmp_path, tables):
     for kw in (dict(strategy=f'{f}:Halve'), dict(strategy='keep', loss_type=f'{f}:plain'),
                dict(strategy='keep', advantages=f'{f}:raw')):
         assert not torch.equal(run(**kw)[1], w), kw
-    mine = f'{f}:oldest'
-    b = run(replay_priority=mine, replay_age_limit=3, replay_max_uses=2)[0].strategy.buffer
-    assert (b.priority, b.age_limit, b.max_uses)==(mine, 3, 2) and PRIORITIES[mine].__name__=='oldest'
+    spec = f'{f}:oldest'
+    b = run(replay_priority=spec, replay_age_limit=3, replay_max_uses=2)[0].strategy.buffer
+    assert (b.priority, b.age_limit, b.max_uses)==(spec, 3, 2) and PRIORITIES[spec].__name__=='oldest'
     for kw,says in ((dict(strategy=f'{f}:Hlave'), 'it has: .*Halve'),
                     (dict(strategy='nowhere.py:Mine'), 'no file'),
             (dict(replay_priority='oldets'), 'one of .*FILE.py:NAME'), (dict(strategy='mine'), 'no strategy'),

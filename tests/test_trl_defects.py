@@ -187,8 +187,8 @@ def test_the_disk_is_blamed_for_errors_of_the_disk_alone(error, blamed, tmp_path
         save(d)
     t._save_optimizer_and_scheduler = fails
     with pytest.raises(Exception) as e: t.train()
-    said = str(e.value)+' '.join(getattr(e.value, '__notes__', []))
-    assert ('MiB are free' in said)==blamed and 'checkpoint-4' in said and (blamed or e.value is error)
+    message = str(e.value)+' '.join(getattr(e.value, '__notes__', []))
+    assert ('MiB are free' in message)==blamed and 'checkpoint-4' in message and (blamed or e.value is error)
     assert (sorted(p.name for p in tmp_path.glob('checkpoint-*'))==['checkpoint-2']
         and not list(tmp_path.rglob('*.tmp')))
 

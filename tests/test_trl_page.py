@@ -56,10 +56,10 @@ def test_every_block_runs_as_it_stands(block, tmp_path):
     block = block.replace("GRPOConfig('runs/plain',", f"GRPOConfig('runs/plain', **{HERE},")
     space,needs = names(tmp_path),re.search(r'# needs (.*)', block)
     if not needs: return exec(block, space)
-    package,said = ABSENT.get(needs[1], (None, 'reads text only'))
+    package,message = ABSENT.get(needs[1], (None, 'reads text only'))
     if package=='bitsandbytes' and find_spec(package): return exec(block, space)   # it has kernels for a CPU
     if package and find_spec(package): pytest.skip(f'{package} is here: the block would want its machine')
-    with pytest.raises((ImportError, ValueError), match=f'(?i){said}'): exec(block, space)
+    with pytest.raises((ImportError, ValueError), match=f'(?i){message}'): exec(block, space)
     assert 'args' in space   # the settings were taken
 
 def test_completions_are_a_parquet_table(tmp_path):

@@ -326,13 +326,13 @@ def test_tokens_are_recorded_with_log_prob_and_ratio_by_value():
         for j,i in enumerate(rows):
             o,k = groups[i//G],i%G
             new = o['replacement']
-            told = (new or o)['ratios'][k]
-            assert told==pytest.approx(ratio[j][mask[j]].tolist(), abs=6e-4)
+            recorded = (new or o)['ratios'][k]
+            assert recorded==pytest.approx(ratio[j][mask[j]].tolist(), abs=6e-4)
             words = ''.join(o['tokens'][k]).split()
             assert [w for w in words if w[0]!='<']==o['completions'][k].split()
             assert len(o['tokens'][k])==o['n_tokens'][k]
             if new: assert 'ratios' not in o and o['logps'][k]==[]   # it was not in the training forward
-            else: assert len(o['logps'][k])==len(told) and max(o['logps'][k])<=0
+            else: assert len(o['logps'][k])==len(recorded) and max(o['logps'][k])<=0
     assert all('tokens' not in o for o in run()[3].rows)
 
 def test_recorded_log_probs_are_those_of_the_model_that_sampled():
@@ -346,8 +346,8 @@ def test_recorded_log_probs_are_those_of_the_model_that_sampled():
     with torch.no_grad(): logits = start(ids, attention_mask=mask).logits[:,-1-T_:-1]
     logps = (logits/t.temperature).log_softmax(-1).gather(-1, b['completion_ids'][...,None])[...,0]
     for i,row in enumerate(logps):
-        told = r.rows[i//G]['logps'][i%G]
-        assert told==pytest.approx(row[b['completion_mask'][i].bool()].tolist(), abs=2e-3)
+        recorded = r.rows[i//G]['logps'][i%G]
+        assert recorded==pytest.approx(row[b['completion_mask'][i].bool()].tolist(), abs=2e-3)
 
 def test_what_is_seen_while_a_run_goes_on_is_said_once(caplog, monkeypatch):
     fault = SimpleNamespace(name='dead', message='all dead', evidence='e', remedy='r')

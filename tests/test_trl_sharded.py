@@ -51,7 +51,7 @@ def where(o):
     ix = o['b']['index']
     return [(i, *(d[k] for k in WHERE)) for i,d in zip(ix['ids'].tolist(), ix['data'])]
 
-def held(o):
+def stored_rows(o):
     "Rows of stored groups that lie on this rank, by id."
     ix = o['b']['index']
     return {i:{k:v for k,v in d.items() if k not in WHERE}
@@ -97,8 +97,8 @@ def test_fsdp2_gives_the_loss_the_buffer_and_the_weights_of_ddp(out):
             if p!=pytest.approx(q, rel=1e-5, abs=1e-7)]==[]
         assert equal(where(a), where(b)) and equal(a['b']['index']['uses'], b['b']['index']['uses'])
         torch.testing.assert_close(a['b']['index']['scores'], b['b']['index']['scores'])
-        assert len(held(a))>0
-        for p,q in zip(held(a).values(), held(b).values(), strict=True):
+        assert len(stored_rows(a))>0
+        for p,q in zip(stored_rows(a).values(), stored_rows(b).values(), strict=True):
             assert p.keys()==q.keys() and torch.equal(p['completion_ids'], q['completion_ids'])
             for k in p: torch.testing.assert_close(p[k], q[k], rtol=1e-5, atol=1e-6)
         assert a['w'].keys()==b['w'].keys()
@@ -121,7 +121,7 @@ def test_deepspeed_gives_the_loss_and_the_buffer_of_ddp(out, scene, tmp_path):
         assert len(steps[1])==6 and [(p,q) for p,q in zip(*steps)
             if p!=pytest.approx(q, rel=1e-5, abs=1e-7)]==[]
         assert equal(where(a), where(b))
-        assert [(p,q) for p,q in zip(held(a).values(), held(b).values(), strict=True)
+        assert [(p,q) for p,q in zip(stored_rows(a).values(), stored_rows(b).values(), strict=True)
             if not torch.equal(p['completion_ids'], q['completion_ids'])]==[]
 
 def test_fsdp2_resumes_with_its_buffer(out):
@@ -257,10 +257,11 @@ def test_a_checkpoint_of_two_processes_goes_on_with_one(out):
         learning_rate=5e-3, lr_scheduler_type='constant', replay_buffer_size=8)
     t.train(resume_from_checkpoint=str(out/'whole'/'checkpoint-6'))
     s,log = t.buffer.state_dict(),[o for o in t.state.log_history if o.get('step', 0)>6]
-    new = held(dict(b=s))
+    new = stored_rows(dict(b=s))
     assert s['world']==1 and len(new)==len(s['index']['ids'])
     assert sum(o.get('replay/replaced', 0) for o in log)>0
-    old = {i:torch.cat([held(dict(b=q))[i]['completion_ids'] for q in parts if i in held(dict(b=q))])
+    by_part = [stored_rows(dict(b=q)) for q in parts]
+    old = {i:torch.cat([rows[i]['completion_ids'] for rows in by_part if i in rows])
         for i in parts[0]['index']['ids'].tolist()}
     kept = [i for i in new if i in old]
     assert kept and [i for i in kept if not torch.equal(new[i]['completion_ids'], old[i])]==[]
@@ -268,7 +269,7 @@ def test_a_checkpoint_of_two_processes_goes_on_with_one(out):
 def test_a_checkpoint_of_one_process_goes_on_with_two(out):
     old,new = torch.load(out/'one_state', weights_only=False),facts(out, 'from_one')
     assert [o['step'] for o in new]==[6, 6] and T.same(new[0]['w'], new[1]['w']) and new[0]['b']['world']==2
-    was,rows = held(dict(b=old)),held(new[0])|held(new[1])
+    was,rows = stored_rows(dict(b=old)),stored_rows(new[0])|stored_rows(new[1])
     kept = [i for i in was if i in rows and len(rows[i]['advantages'])==4]
     assert kept and [i for i in kept
         if not torch.equal(rows[i]['completion_ids'], was[i]['completion_ids'])]==[]

@@ -217,10 +217,10 @@ def test_a_place_for_a_stored_group_counts_for_nothing_until_it_is_filled():
     assert got['num_items_in_batch']==4 and batch['completion_mask'].all()
 
 def test_a_prompt_is_plain_without_pictures():
-    said = dict(role='user', content='hi')
-    assert is_text('hi') and is_text([said]) and is_text([said, said])
-    picture = dict(said, content=[dict(type='image')])
-    for o in (None, [said, picture], ['hi'], dict(said)): assert not is_text(o)
+    message = dict(role='user', content='hi')
+    assert is_text('hi') and is_text([message]) and is_text([message, message])
+    picture = dict(message, content=[dict(type='image')])
+    for o in (None, [message, picture], ['hi'], dict(message)): assert not is_text(o)
 
 
 def test_values_that_are_equal_but_of_different_types_are_all_stored():
@@ -369,7 +369,7 @@ def test_what_travels_with_a_group_and_how_many_values_of_each():
     whole = dict(completion_ids=None, old_per_token_logps=None, ref_per_token_logps=None, tool_mask=None,
         importance_sampling_ratio=1, advantages=0, rewards=2, label=-8, number=0, count=-1, table=6, rows=-12)
     assert of(batch, 'importance_sampling_ratio', 'elsewhere')==whole
-    with pytest.raises(ValueError, match="'answer' is no tensor"): of(batch|dict(answer=['x', 'y']))
+    with pytest.raises(ValueError, match="'answer' is not a tensor"): of(batch|dict(answer=['x', 'y']))
 
 @settings(max_examples=30, derandomize=True, deadline=None, database=None, phases=[Phase.generate])
 @given(some_rows({'tool_mask','old_per_token_logps'}, 3), st.lists(st.integers(-6, 5), max_size=5))

@@ -16,8 +16,8 @@ def wide(a, b, name='{} - train/{}'):
         for r in o: rows[r['step']] |= {name.format(run, k):r[k] for k in ('reward','loss')}
     return csv(rows.values())
 def bars(rows, total):
-    said = [dict(reward=o['reward'], loss=o['loss']) for o in rows]
-    return ''.join(f" 9%|#  | {o['step']}/{total} [00:10<01:00]\n{x}\n" for o,x in zip(rows, said))
+    logged = [dict(reward=o['reward'], loss=o['loss']) for o in rows]
+    return ''.join(f" 9%|#  | {o['step']}/{total} [00:10<01:00]\n{x}\n" for o,x in zip(rows, logged))
 def epochs(rows, total): return '\n'.join(str(dict(reward=o['reward'], epoch=o['step']/total)) for o in rows)
 def verl(rows):
     return '\n'.join(f"step:{o['step']} - critic/rewards/mean:{o['reward']} - actor/lr:1e-6" for o in rows)
@@ -149,8 +149,8 @@ def test_a_log_without_a_reward_has_no_verdict_until_it_is_named(tmp_path):
 
 def test_what_a_record_lacks_is_said_and_no_rule_fills_it_in(tmp_path):
     (tmp_path/'t.csv').write_text(csv([dict(step=i, reward=.3+.01*i) for i in range(20)]))
-    said = str(diagnose(tmp_path/'t.csv')).splitlines()
-    assert said==['nothing wrong to be seen in this record',
+    lines = str(diagnose(tmp_path/'t.csv')).splitlines()
+    assert lines==['nothing wrong to be seen in this record',
         'not in this record, so nothing is said of it: zero-variance groups, lengths of answers, loss and '
         'gradient']
     # the ratio is 1 and the buffer busy: whether groups lived is not in the record

@@ -19,8 +19,8 @@ def run(tmp_path_factory): return read_run(make_run(tmp_path_factory.mktemp('v')
 
 def test_the_page_has_words_for_every_reason_of_a_dead_group():
     r = torch.tensor([[0., 0.], [1., 1.], [.5, .5], [.25, .25+1e-7], [math.nan, math.nan]])
-    said = dead_reason(r)
-    assert len({*said})==5 and {*said}<={*page_table()['why']}
+    reasons = dead_reason(r)
+    assert len({*reasons})==5 and {*reasons}<={*page_table()['why']}
 
 # ---- packed
 
@@ -57,9 +57,9 @@ def test_the_texts_are_the_records(run):
             ] == pytest.approx(row['advantages_before'], rel=1e-4)
 
 def test_a_group_of_one_text_is_told_from_one_of_different_texts(tmp_path):
-    said = [['a']*4, ['a', 'b', 'a', 'a'], ['']*4, ['a', 'a', 'a', 'b']]
+    texts = [['a']*4, ['a', 'b', 'a', 'a'], ['']*4, ['a', 'a', 'a', 'b']]
     rec = Recorder(tmp_path)
-    rec.write_groups(1, group_rows(1, list('qrst'), said, [[0.]*4]*3+[[0., 0., 0., 1.]]))
+    rec.write_groups(1, group_rows(1, list('qrst'), texts, [[0.]*4]*3+[[0., 0., 0., 1.]]))
     assert Opened(pack_run(read_run(tmp_path))).array('same', np.uint8).tolist()==[[1, 0, 0, 0]]
 
 def test_a_newcomers_text_is_found_where_it_was_born(run):
@@ -110,9 +110,9 @@ def evil(folder, long=200_000):
     return folder
 
 def test_text_cannot_become_code(tmp_path, browser):
-    page,said,asked = browser.new_page(),[],[]
-    page.on('dialog', lambda d: (said.append(d.message), d.dismiss()))
-    page.on('pageerror', lambda e: said.append(str(e)))
+    page,errors,asked = browser.new_page(),[],[]
+    page.on('dialog', lambda d: (errors.append(d.message), d.dismiss()))
+    page.on('pageerror', lambda e: errors.append(str(e)))
     page.on('request', lambda r: asked.append(r.url))
     write_inspector(evil(tmp_path/'r'))
     page.goto(f'file://{tmp_path}/r/inspector.html')
@@ -123,7 +123,7 @@ def test_text_cannot_become_code(tmp_path, browser):
         wait_for_text(page, '.gv-body', '<script>alert(1)</script>')
     assert (page.locator('.gv img, .gv script, .gv iframe').count() == 0
             and page.locator('.gv-card b').count() == 0)
-    assert said==[] and [o for o in asked if not o.startswith(('file:', 'blob:'))]==[]
+    assert errors==[] and [o for o in asked if not o.startswith(('file:', 'blob:'))]==[]
     page.close()
 
 # ---- the page
@@ -329,9 +329,10 @@ def test_tokens_are_coloured_in_the_page_and_the_page_stays_small(with_tokens, o
         side = page.locator('.gv-side').nth(0 if kind=='logps' else 1)
         texts = side.locator('.gv-card pre').first.locator('span[title]')
         want = (row['tokens'] if kind=='logps' else None)
-        told = row['logps'][0] if kind=='logps' else row['replacement']['ratios'][0]
-        assert texts.count()==len(told)
-        assert float(texts.first.get_attribute('title').replace('−', '-'))==pytest.approx(told[0], abs=6e-3)
+        numbers = row['logps'][0] if kind=='logps' else row['replacement']['ratios'][0]
+        assert texts.count()==len(numbers)
+        title = texts.first.get_attribute('title').replace('−', '-')
+        assert float(title)==pytest.approx(numbers[0], abs=6e-3)
         if want: assert texts.all_inner_texts()[0].strip()==want[0][0].strip()
 
 def test_what_a_tool_wrote_stays_plain_among_colored_tokens(with_tokens, opened):

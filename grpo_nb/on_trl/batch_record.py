@@ -23,7 +23,7 @@ from .rows import TrlRows, append_blank_rows, check_columns
 class TrlBatchRecord(BatchRecord):
     "A batch of TRL's trainer, as sampled and as trained on. Rows that were never sampled have reward nan."
     number:int=0        # of the generation batch, from 0
-    n_sampled:int=0     # rows that this process sampled; the buffer was asked for the others
+    n_sampled:int=0     # rows that this process sampled; the rest come from the buffer
     unsampled:list=()   # groups that were never sampled, of those that the buffer sees
     advantages_before:list=()   # (N,) of all processes, as sampled
     # inserted row, numbered over all processes: (prompt, completion, advantage, rewards); for the record

@@ -105,7 +105,7 @@ def check_prompts(
     t:GRPOTrainer,  # with its model
     prompts:list,   # some of the training set
 )->None:
-    "ValueError for a prompt that the model can't read: too long, or with no token or unknown ones."
+    "ValueError for a prompt that the model can't read: too long, empty, or with unknown tokens."
     limit = max_context_length(t.model.config)
     check_rendered(t.processing_class, prompts[0] if prompts else [])
     if not prompts or not limit or t._is_vlm: return

@@ -84,7 +84,7 @@ def plan_transfers(
     sources:list,  # k stored groups: dicts with prompt_len, lengths (G,), pieces
     places:list,   # k dead groups, counted over all processes
     rows:int,      # rows a process holds
-    row_format:RowFormat, # what travels with a row
+    row_format:RowFormat, # the columns that travel with a row
 )->list:           # of `Transfer`, in an order that every rank shares
     "Plan which rank sends which rows where: a pure function, so that ranks with equal inputs agree."
     out = []
@@ -138,7 +138,7 @@ def _crc(x, start=0):
 _MARKS = ('the history of the index','the random numbers','the rewards of this batch','the step')
 
 def _check_agreement(marks:Tensor)->None:
-    "RuntimeError on every rank when not all agree, with what differs and the ranks that differ from rank 0."
+    "RuntimeError on every rank unless all agree, with the values and ranks that differ from rank 0."
     differs = marks!=marks[0]
     if not differs.any(): return
     what = ' and '.join(o for o,b in zip(_MARKS, differs.any(0).tolist()) if b)
@@ -217,7 +217,7 @@ class ShardedBuffer:
     """
     def __init__(self,
         index:ReplayBuffer,  # an empty one; the same options and seed on every rank
-        row_format:RowFormat|None,  # what travels with a row; to be known before rows do
+        row_format:RowFormat|None,  # the columns that travel with a row; to be known before rows do
         G:int,               # completions per group
         local:bool=False,    # a buffer of this process only?
         same_prompt:bool=False,  # prefer groups of a dead group's own prompt?
@@ -272,7 +272,7 @@ class ShardedBuffer:
             'for every group in `DrawResult.to_store`')
 
     def _exchange(self, drawn, places, n):
-        "Rows on their way: (first row here, last row + 1, the rows), of what comes to this rank."
+        "Rows on their way: (first row here, last row + 1, the rows), for this rank."
         me,G,row_format = self.rank,self.G,self.row_format
         if self.local: return [(g*G, g*G+G, self._rows_here(e)) for g,e in zip(places, drawn)]
         self.moved = moves = plan_transfers([e.data for e in drawn], places, n, row_format)

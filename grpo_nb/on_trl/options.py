@@ -25,7 +25,7 @@ from ..run.options import OptionParser
 # %% ../../nbs/on_trl/options.ipynb #fa818825
 @dataclass
 class TrlArguments(ModelConfig):
-    "What to train and on what; TRL's options of a model and of `GRPOWithReplayBufferConfig` are options too."
+    "Model and data; TRL's options of a model and of `GRPOWithReplayBufferConfig` are options too."
     recipe:str|None = config_field(None, 'Data, rewards and settings that suit each other.',
         choices=['gsm8k','numinamath','tldr'])
     dataset:str|None = config_field(None,
@@ -86,7 +86,7 @@ def _cut_batch(a, given):
     d = max(o for o in range(1, min(rows, 8)+1) if rows%o==0)
     if 'per_device_train_batch_size' in given: d = int(a.per_device_train_batch_size)
     if rows%d:
-        raise ValueError(f'{rows} rows per process are no multiple of per_device_train_batch_size '
+        raise ValueError(f'{rows} rows per process are not a multiple of per_device_train_batch_size '
                          f'{d}: change total_batch_size ({what} over {world} processes)')
     return ['--per_device_train_batch_size', str(d), '--gradient_accumulation_steps', str(rows//d)]
 

@@ -14,7 +14,7 @@ from .distributed import ProcessGroup
 
 # %% ../../nbs/on_trl/ranks.ipynb #5df3a0c7
 def assert_same_on_all_ranks(
-    mine:dict,         # what this process was given, by name; compared as text
+    mine:dict,         # this process's values, by name; compared as text
     ranks:ProcessGroup|None=None, # None for those of the default process group
 )->None:
     "ValueError on every rank unless all were given the same: it lists the differing values by rank."
@@ -37,8 +37,8 @@ def assert_same_on_all_ranks(
 _groups = {}   # by default process group: one over gloo, which can say who is missing
 
 def wait_for_all_ranks(
-    what:str,         # what all have done now, for the message
-    timeout_s:float,  # how long the others are waited for
+    what:str,         # the step that all have finished, for the message
+    timeout_s:float,  # how long to wait for the other ranks
 )->None:
     "Wait until every rank is here. RuntimeError of torch, naming the ranks that did not come in time."
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size()==1: return

@@ -179,7 +179,7 @@ class RecordCallback(TrainerCallback):
         return torch.cat([counts, (clipped*m).sum(1, keepdim=True), b.has_logps[:,None], lengths], 1)
 
     def _outcomes(self, b):
-        "A dict for each group: its outcome, what replaced it, its id in the buffer."
+        "A dict for each group: its outcome, its replacement, its id in the buffer."
         t,drawn = self.trainer,b.drawn
         keys = drawn.keys if drawn else b.sampled.prompt_keys(t.num_generations)
         replacements = dict(zip(drawn.slots, drawn.drawn)) if drawn else {}

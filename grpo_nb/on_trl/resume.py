@@ -78,7 +78,7 @@ class Resume:
         fingerprint:dict|None,   # of its data; None for a stream
     ):
         self.trainer,self.fingerprint = trainer,fingerprint
-        self.is_done = False     # has the checkpoint that `train` goes on from done all steps?
+        self.is_done = False     # had the resumed checkpoint done all steps?
         self.has_trained = False # has `train` been called before?
         self.sampler = None      # of the training set
         # generators, tokens and `state` as this step began; the state to save, None for that of now
@@ -209,7 +209,7 @@ def _need_files(has_files, checkpoint, which):
     lacking = [str(r) for r,there in enumerate(has_files) if not there]
     if not lacking: return
     raise ValueError(f'{Path(checkpoint).name}: rank {", ".join(lacking)} does not find {which} of the '
-        'files grpo_state_*.pt on its disk. Where each node has a disk of its own, save with '
+        'files grpo_state_*.pt on its disk. If each node has its own disk, save with '
         '`save_on_each_node=True`, and bring each node its files; for another number of processes, bring '
         'all of them to every node')
 

@@ -41,7 +41,7 @@ class CheckedRewards:
         self.n_unjudged = 0   # batches in which no completion got a reward, from the first on; None: one did
         t.reward_func_names = distinct_names(t.reward_func_names)
         self.who = 'reward function '+' or '.join(map(repr, t.reward_func_names))
-        self.n_pending = 0      # functions of this process that have not answered yet
+        self.n_pending = 0      # functions of this process that have not returned yet
         how = (dict(chat_template=t.chat_template) if t.chat_template else {})|t.chat_template_kwargs
         self.start = template_start(t.processing_class, **how)   # of every answer
         funcs = [f for f in t.reward_funcs if not isinstance(f, nn.Module)]
@@ -150,7 +150,7 @@ def log_groups(self:CheckedRewards)->None:
 
 @patch
 def _log_measures(self:CheckedRewards, metrics):
-    "Log what functions of weight 0 said of completions that no other judged, which TRL did not see."
+    "Log rewards of weight 0 for completions that no other function judged, which TRL did not see."
     t,r = self.trainer,self.by_func
     if not (no_reward_mask(r, t.reward_weights) & ~r.isnan().all(1)).any(): return
     for name,x in zip(t.reward_func_names, r.unbind(1)):

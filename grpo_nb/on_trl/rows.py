@@ -149,14 +149,14 @@ def row_format(
     rows:TrlRows,   # TRL's batch
     n_rewards:int,  # reward functions
 )->RowFormat:
-    "The columns that travel with a group of such a batch. ValueError for a column that is no tensor."
+    "The columns that travel with a group of such a batch. ValueError for a column that is not a tensor."
     known = {*rows.data,'old_per_token_logps'}-{'completion_mask', *rows.per_row}
     columns = RowFormat((k, None) for k in PER_TOKEN_COLUMNS if k in known)
     columns |= dict(advantages=0, rewards=n_rewards, **{k:1 for k in rows.per_row if k in rows.data})
     for k in rows.data.keys()-columns.keys()-{'prompt_ids','prompt_mask','completion_mask'}:
         v = rows.data[k]
         if not isinstance(v, Tensor):
-            raise ValueError(f'the column {k!r} is no tensor and stays with its process: use '
+            raise ValueError(f'the column {k!r} is not a tensor and stays with its process: use '
                 "replay_scope='local'")
         values = 0 if v.ndim==1 else v[0].numel()
         columns[k] = values if v.is_floating_point() else -2*values or -1
@@ -170,7 +170,7 @@ def compute_logps(
     batch:dict,           # rows of TRL's batch
     **options:int,        # of `_get_per_token_logps_and_entropies`, such as batch_size
 )->Tensor:                # (B, C) nats
-    "Log-probs of the completions under `model`, by a forward pass of their own."
+    "Log-probs of the completions under `model`, by a separate forward pass."
     ids,mask = (torch.cat([batch[f'prompt_{k}'], batch[f'completion_{k}']], 1) for k in ('ids','mask'))
     images = {k:batch[k] for k in (*IMAGE_COLUMNS, *PROMPT_COMPLETION_COLUMNS) if k in batch}
     width = batch['completion_ids'].shape[1]
@@ -179,7 +179,7 @@ def compute_logps(
 def with_positions(
     model:Callable,  # a causal language model
 )->Callable:         # the same call, with `position_ids`
-    "The model, told the position of each token among those that are no padding."
+    "The model, called with each token's position among the real ones."
     def call(*, attention_mask, **kwargs):
         at = (attention_mask.cumsum(1)-1).clamp(min=0)
         return model(attention_mask=attention_mask, position_ids=at, **kwargs)

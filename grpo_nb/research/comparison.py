@@ -79,12 +79,12 @@ def run_seed(
 def compare_seeds(
     ways:dict,      # name -> settings, or a function of the seed that gives them
     seeds:int=6,    # seeds 0, 1, ...
-    path:str|Path|None=None, # CSV; what it holds isn't run again
+    path:str|Path|None=None, # CSV; its runs aren't repeated
     processes:int=1,# runs at a time; more than one needs settings that can be pickled
     disable_tqdm:bool=True, # hide the progress bar
     task:str='spell_backward', # a name for `make_problems`
     **how:int,      # more of `run_seed`, and the task's options
-)->pd.DataFrame:    # a row per run: regime (the task), arm, seed, and what `run_seed` gives
+)->pd.DataFrame:    # a row per run: regime (the task), arm, seed, and the columns of `run_seed`
     "Run every way with every seed, seed by seed."
     exists = path and Path(path).exists()
     there = pd.read_csv(path, keep_default_na=False) if exists else pd.DataFrame(columns=['arm','seed'])

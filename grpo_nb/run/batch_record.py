@@ -26,11 +26,11 @@ class BatchRecord:
     prompts:list             # (n,) text or messages
     completions:list         # (n*G,) text or messages
     trained:Groups|None=None # the batch as trained on, with stored groups in the place of dead ones
-    extra:dict=field(default_factory=dict)   # what rewards logged of each completion, {column: (n*G,)}
+    extra:dict=field(default_factory=dict)   # columns that rewards logged, {column: (n*G,)}
 
 @dataclass
 class TrainBatch(BatchRecord):
-    "A batch of the course's trainer: what else it knows."
+    "A batch of the course's trainer, with its additional fields."
     row:dict=field(default_factory=dict)   # of the history
     ended:Tensor|None=None # (n, G) bool, has the completion an end token?
     processed:Any=None  # the batch after the run's strategy

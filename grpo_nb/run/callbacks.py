@@ -31,7 +31,7 @@ class CallbackList:
 
     def call(self,
         event:str,  # of `EVENTS`
-        *args:Any,  # the state, and what else the event hands over
+        *args:Any,  # the state, and the event's other arguments
     )->None:
         "Call every callback that has a method for this event; functions are called at the end of a batch."
         for c in self.callbacks:

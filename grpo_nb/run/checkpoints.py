@@ -24,7 +24,7 @@ def save_state(
     path:str|Path,  # file to write
     state:dict,     # tensors, numbers, text and None in dicts, lists and tuples
 )->None:
-    "Save `state` in one file. ValueError, before anything is written, for what it can't hold."
+    "Save `state` in one file. ValueError, before anything is written, for a value that it can't hold."
     torch.save(_to_owned_cpu(state), path)
 
 def _to_owned_cpu(o):
@@ -43,9 +43,9 @@ def _to_owned_cpu(o):
 def load_state(
     path:str|Path,  # a file that `save_state` wrote
 )->dict:            # the state; tensors on the CPU, tuples as lists
-    "Load what `save_state` saved. ValueError for a file that is missing or can't be read."
+    "Load a file of `save_state`. ValueError for a file that is missing or can't be read."
     try: return torch.load(path, map_location='cpu', weights_only=True)
-    except Exception as e:   # torch has several, of the archive and of what it holds
+    except Exception as e:   # torch has several, of the archive and of its content
         why = ' '.join(str(e).split()).split('. ')[0] or type(e).__name__
         raise ValueError(f'{Path(path).name} is damaged: {why:.200}. Resume from an older checkpoint') from e
 
@@ -69,7 +69,7 @@ def _crc(path, whole=2**30, block=2**20):
 def write_manifest(
     folder:str|Path,  # a checkpoint; all its files are written, but for `trainer_state.json`
     run:str|None=None, # the run's id
-    **about:Any,      # what else to know of the checkpoint, as JSON can hold it
+    **about:Any,      # more facts on the checkpoint, as JSON can hold them
 )->None:
     "Note size and checksum of every file in `folder`, once they are on the disk."
     rows = {}
@@ -81,18 +81,18 @@ def write_manifest(
 
 def read_json(
     path:str|Path,  # of a file
-)->dict|None:       # None where there is none, or a damaged one
+)->dict|None:       # None if it is missing or damaged
     "Read a JSON file."
     try: return json.loads(Path(path).read_text(encoding='utf-8'))
     except (OSError, ValueError): return None
 
 def read_manifest(
     folder:str|Path,  # a checkpoint
-)->dict:              # `files`, `run`, and what else was noted; {} where there is none
-    "Read what `write_manifest` wrote."
+)->dict:              # `files`, `run`, and further facts; {} if it is missing
+    "Read the file of `write_manifest`."
     return read_json(Path(folder)/_MANIFEST) or {}
 
-# what a run needs to go on from a checkpoint without a manifest, and the files it may lie in: DeepSpeed
+# files that resuming needs in a checkpoint without a manifest, and the files it may lie in: DeepSpeed
 # keeps all but the random state in one folder
 _PARTS = dict(weights='*model* global_step*', optimizer='optimizer* global_step*',
     schedule='scheduler* global_step*', **{'random state':'rng_state*'})
@@ -162,10 +162,10 @@ def last_checkpoint(
 # %% ../../nbs/run/checkpoints.ipynb #5b52ec0a
 def disk_full_error(
     e:BaseException,    # of the failed write
-    what:str,           # what could not be written, e.g. 'checkpoint-4'
+    what:str,           # the file or folder that could not be written, e.g. 'checkpoint-4'
     folder:str|Path,    # where
 )->OSError:
-    "An error that says what could not be written, how much space is left, and that older ones are intact."
+    "An error that names the file, how much space is left, and that older ones are intact."
     folder = Path(folder)
     there = next(o for o in (folder, *folder.absolute().parents) if o.exists())
     free = shutil.disk_usage(there).free/2**20

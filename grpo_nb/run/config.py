@@ -144,7 +144,7 @@ def check_config(
         ('steps_per_generation', lambda v: v>=1 and B%v==0,
             f'a divisor of {B}, the number of groups in a batch'),
         ('replay_stored_per_fresh', lambda v: B%(1+v)==0,
-            f'a batch that can be shared out: its {B} groups are no multiple of {k}')])
+            f'a batch that can be shared out: its {B} groups are not a multiple of {k}')])
     require('epsilon_high', a.epsilon_high, a.loss_type!='cispo' or a.epsilon_high is not None,
         "a cap of the ratio with loss_type='cispo', such as 5.0")
     for name in ('correction','replay_correction'): parse_correction(getattr(a, name), name)

@@ -29,7 +29,7 @@ def make_history_row(
     ended:Tensor,    # (n, G) bool, has the completion an end token?
     by_func:Tensor,  # (n, G, F) rewards of each function
     dead:Tensor,     # (n,) bool
-    processed:Any,   # the `ProcessedBatch` that the strategy made of it
+    processed:Any,   # the `ProcessedBatch` that the strategy made
     done:list,       # the dict of each `update_minibatch`
 )->dict:             # name -> number
     "One row of the history: means over the batch's updates, and what happened to dead groups."
@@ -47,7 +47,7 @@ def make_history_row(
 
 # %% ../../nbs/run/history.ipynb #740d46eb
 def eval_row(
-    e:dict,  # what `evaluate` returned
+    e:dict,  # result of `evaluate`
 )->dict:     # name -> number
     "The columns of an evaluation in the history: mean and interval of each reward, and logged metrics."
     row = {'eval/pass@1':e['pass@1'], 'eval/low':e['ci'][0], 'eval/high':e['ci'][1]} if 'pass@1' in e else {}

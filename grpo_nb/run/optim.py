@@ -26,7 +26,7 @@ class MasterAdamW(torch.optim.AdamW):
     @torch.no_grad()
     def step(self,
         closure:Callable|None=None,  # computes gradients, and returns the loss
-    )->Any:                          # what `closure` returned
+    )->Any:                          # result of `closure`
         "One step of the masters; the weights take over the rounded result."
         with torch.enable_grad(): loss = None if closure is None else closure()
         for m,p in zip(self.masters, self.weights): m.grad = None if p.grad is None else p.grad.float()

@@ -21,7 +21,7 @@ from .record import GROUP_FIELDS, REPLACEMENT_FIELDS, load_json
 # %% ../../nbs/run/reading.ipynb #ed2e91bb
 def read_lines(
     path:str|Path,  # a .jsonl file, or one that `gzip` compressed, .jsonl.gz
-)->tuple:           # (list of dicts, list of str: what could not be read, in words)
+)->tuple:           # (list of dicts, list of str: parts that could not be read)
     "The rows of a file of JSON lines. Half a last line is left out; a damaged line is left out and named."
     path = Path(path)
     data = path.read_bytes()
@@ -41,13 +41,13 @@ def read_lines(
 # %% ../../nbs/run/reading.ipynb #8a5f25b2
 @dataclass(eq=False)
 class LoggedRun:
-    "A run's record: what `read_run` found in a folder."
+    "A run's record, as `read_run` found it in a folder."
     folder:Path            # where it was read
     settings:dict          # settings.json, {} without one
     history:pd.DataFrame   # a row per step, columns under TRL's names
     rows:list              # a dict per group, keys `GROUP_FIELDS`
     summary:dict           # summary.json, {} while the run goes on
-    notes:list = field(default_factory=list)  # str: what could not be read
+    notes:list = field(default_factory=list)  # str: parts that could not be read
 
     @property
     def name(self)->str: return self.folder.resolve().name
@@ -169,7 +169,7 @@ def _drop_uneven(rows):
     return dropped
 
 def _sound_groups(rows):
-    "The rows of groups.jsonl that can be shown, and notes on the others."
+    "The rows of groups.jsonl that can be shown, and notes on the rest."
     wrong = [_group_error(o) for o in rows]
     notes = [f'groups.jsonl: {n} of {len(rows)} groups have {why}, and are left out.'
         for why,n in Counter(filter(None, wrong)).items()]

@@ -89,7 +89,7 @@ def group_rows(
     rewards:Tensor,    # (B, G) or (B*G,) float32, as sampled
     records:list|None=None, # (B,) dicts from a strategy: outcome, score, id, replacement, ...
     rewards_by_func:dict|None=None, # {name: (B, G) or (B*G,)}
-    extra:dict|None=None, # what rewards logged of each completion, {column: (B*G,)}
+    extra:dict|None=None, # columns that rewards logged, {column: (B*G,)}
     **fields:Any,      # any other field of `GROUP_FIELDS`: (B,), (B, G) or (B*G,) values, or None
 )->list:               # (B,) dicts, ready for `Recorder.groups`
     """One plain dict per group.
@@ -124,7 +124,7 @@ def ratio_hists(
     ratio:Tensor,  # (B, G, T) float32, policy over old policy
     mask:Tensor,   # (B, G, T) bool
 )->list:           # (B,) dicts: edges (16), counts (15) of tokens
-    "Tokens of each group by ratio, in the bins of `RATIO_EDGES`; what lies beyond counts in the outer bins."
+    "Tokens of each group by ratio, in the bins of `RATIO_EDGES`; values beyond count in the outer bins."
     B,n = len(ratio),len(RATIO_EDGES)-1
     r = ratio.detach().float().cpu().numpy().reshape(B, -1)   # numpy: a third of the time on small arrays
     m = mask.cpu().numpy().reshape(B, -1)
@@ -193,7 +193,7 @@ def token_numbers(
 
 def format_terms(
     base:dict,    # log-probs of the tokens by name, (b, G, T) nats, or None
-    terms:dict,   # what `token_terms` returns of each loss, first of the run's own
+    terms:dict,   # result of `token_terms` for each loss, the run's own first
     mask:Tensor,  # (b, G, T) bool, on the CPU: tokens of the loss
 )->list:          # (b,) dicts: numbers of each token, and under `by` what each loss makes of them
     "Each token's part of each loss, as lists."
@@ -213,7 +213,7 @@ RECORD = ('settings.json','history.jsonl','groups.jsonl','summary.json')
 
 def load_json(
     path:Path,  # of a file of a record
-)->tuple:       # (its content, {} where there is none; list of str: its faults)
+)->tuple:       # (its content, {} if missing; list of str: its faults)
     "The content of a file of a record; a damaged one is left out and named."
     if not path.exists(): return {},[]
     try: return json.loads(as_utf8(path.read_bytes())),[]
@@ -267,7 +267,7 @@ class Recorder:
         output_dir:str|Path,   # the run's folder; made if missing
         settings:dict|None=None, # for settings.json; None writes none
         every:int=1,           # groups are recorded at steps divisible by this
-        resume_step:int|None=None, # go on after this step, dropping later rows; None begins a new record
+        resume_step:int|None=None, # resume after this step, dropping later rows; None begins a new record
         max_mb:float=100.,     # size that groups.jsonl may reach by `last_step`, in MB; None for any
         last_step:int|None=None, # the run's last step, over which `max_mb` is spread
         run:str|None=None,     # the run's id

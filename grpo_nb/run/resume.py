@@ -62,9 +62,9 @@ def _own_name(f):
 def json_args(
     s:TrainState,  # its settings and its strategy
 )->dict:
-    """The settings as JSON gives them back: the strategy, a loss or an advantage of one's own by its name.
+    """The settings as JSON gives them back: the strategy, a user's loss or advantage by its name.
 
-    A loss of one's own is `loss`, and `loss_type` says how its tokens are averaged.
+    A user's loss is `loss`, and `loss_type` says how its tokens are averaged.
     """
     a = {f.name:getattr(s.args, f.name) for f in fields(s.args)} | dict(strategy=s.strategy.name)
     if callable(a['advantages']): a['advantages'] = _own_name(a['advantages'])
@@ -108,7 +108,7 @@ def check_checkpoint(
     path = Path(path)
     if fault := checkpoint_error(path):
         whole = [o.name for o in checkpoint_folders(path.parent) if not checkpoint_error(o)]
-        raise ValueError(f'{path} is no whole checkpoint: {fault}. Resume from another one; '
+        raise ValueError(f'{path} is not a whole checkpoint: {fault}. Resume from another one; '
             f'there are {whole}')
     meta,now = read_manifest(path),json_args(s)
     anew = f'or start a new run from its weights, `load_model({str(path)!r})`'

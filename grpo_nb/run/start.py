@@ -34,7 +34,7 @@ def make_state(
 
 # %% ../../nbs/run/start.ipynb #c0de0109
 def permutation(
-    n:int, seed:int,  # how many, and what decides the order
+    n:int, seed:int,  # how many, and the seed of the order
 )->list:              # 0 to n-1
     "The numbers below `n` in an order that only the seed decides."
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()

@@ -35,7 +35,7 @@ class TrainState:
     dataset:list              # rows with `prompt` and the columns the rewards ask for
     reward_funcs:list         # called as TRL calls them
     args:TrainConfig          # the settings
-    strategy:Strategy         # what to do with zero-variance groups
+    strategy:Strategy         # for zero-variance groups
     optimizer:torch.optim.Optimizer
     scheduler:torch.optim.lr_scheduler.LRScheduler  # of the learning rate
     generator:torch.Generator # of sampling, on the model's device
@@ -52,7 +52,7 @@ class TrainState:
     on_minibatch_end:list = field(default_factory=list)  # called with state, LossInputs, minibatch
     in_rollout:bool = False   # is nothing of the current batch in the model or the strategy yet?
     reward_logs:list = field(default_factory=list)  # metrics logged by the rewards of this batch, by rollout
-    times:Counter = field(default_factory=Counter)  # seconds of this batch, by what took them
+    times:Counter = field(default_factory=Counter)  # seconds of this batch, by part
 
     def begin_batch(self)->None:
         "Nothing is timed or logged yet; the model samples."

@@ -23,9 +23,9 @@ from ..run.reading import LoggedRun
 class Finding:
     "One thing that the record of a run shows."
     name:str      # short and stable, such as 'all-truncated'
-    message:str      # what is wrong, in plain words
+    message:str      # the fault, in plain words
     evidence:str  # the numbers it rests on
-    remedy:str    # what to do, settings under the trainer's names
+    remedy:str    # the remedy, settings under the trainer's names
     fault:bool = True     # False for a note that puts the reader's mind at rest
     causes:tuple = ()   # names of findings that follow from this one
     step:int|None = None  # since when; None if unknown
@@ -45,7 +45,7 @@ class Finding:
         return escape_controls(whole)   # evidence may quote answers
 
 class Findings(list):
-    "Findings of a run, faults first; prints as a page of text, with what the record does not hold."
+    "Findings of a run, faults first; prints as a page of text, with a list of missing columns."
     missing:tuple = ()   # subjects without a column in the record, in words
 
     def __repr__(self)->str:
@@ -70,7 +70,7 @@ class Findings(list):
 
 # %% ../../nbs/see/findings.ipynb #cd3b24cc
 DEAD = 'frac_reward_zero_std'
-_SUBJECTS = {   # what a verdict speaks of: the columns, and the field of a group, that hold it
+_SUBJECTS = {   # subjects of a verdict: the columns, and the field of a group, that hold it
     'reward':(('reward',), 'rewards'), 'zero-variance groups':((DEAD,), 'dead'),
     'lengths of answers':(('completions/mean_length','completions/clipped_ratio'), 'n_tokens'),
     'loss and gradient':(('loss','grad_norm'), '')}
@@ -90,7 +90,7 @@ def to_float(
     except (OverflowError, TypeError, ValueError): return None
 
 class RunColumns:
-    "A run's columns as arrays without gaps, its settings, and what its groups say."
+    "A run's columns as arrays without gaps, its settings, and its groups."
     def __init__(self,
         rows:list,           # dicts of numbers, one per batch, under TRL's names
         groups:list=(),      # dicts of the group record, where there is one
@@ -218,7 +218,7 @@ def quarter_means(
     return x[:q].mean(),x[-q:].mean()
 
 def _rolling(x, width):
-    "Running mean over `width` values, of which each is the last; the first are means of what there is."
+    "Running mean over the last `width` values; the first means have fewer."
     return pd.Series(x, dtype=float).rolling(width, min_periods=1).mean().to_numpy()
 
 def _smooth(x, parts): return _rolling(x, max(2, len(x)//parts))
@@ -285,10 +285,10 @@ def translate_settings(
 
 @dataclass
 class Rule:
-    "A test of a `RunColumns`, with what it needs, its message, and the remedy."
-    test:Callable        # its docstring says what is wrong; parameters with a default are its limits
+    "A test of a `RunColumns`, with its needs, its message, and the remedy."
+    test:Callable        # its docstring is the message; parameters with a default are its limits
     name:str             # of the finding
-    remedies:list        # what to do; several where the test chooses, by its place
+    remedies:list        # remedies; several where the test chooses, by its place
     needs:list = ()      # columns whose values the test takes after the `RunColumns`
     rows:int = 1         # values that the first of them has at least; the others have one
     tells:list = ()      # columns and settings that belong to the evidence
@@ -297,7 +297,7 @@ class Rule:
     fault:bool = True
 
     def __call__(self, r:RunColumns, **limits:float)->Finding|None:
-        "What the test finds, or None; the test returns evidence as text, fields of `Finding`, or a flag."
+        "The test's finding, or None; the test returns evidence as text, fields of `Finding`, or a flag."
         r.read.clear()
         cols = [r.pair(k) for k in self.needs]
         least = limits.pop('rows', self.rows) if cols else 1
@@ -318,8 +318,8 @@ class Rule:
         return Finding(self.name, rows=rows, **(dict(reads=reads)|fields))
 
 def rule(
-    name:str,        # of what it finds
-    **about:object,  # as for `Rule`; what is not given comes from rules.toml
+    name:str,        # of its finding
+    **about:object,  # as for `Rule`; the rest comes from rules.toml
 )->Callable:
     "Register a test of a `RunColumns` as a rule."
     return lambda test: register(FINDING_RULES, name)(Rule(test, name, **_around(name)|about))
@@ -419,7 +419,7 @@ def all_identical(
 def _cliff(r):
     "Cliff or collapse, if the texts tell: evidence, remedy and groups."
     dead = [o for o in _last_groups(r.groups) if o.get('dead') and len(o.get('completions') or [])>1]
-    if not dead:   # without texts, what the trainer counted
+    if not dead:   # without texts, the trainer's count
         z,one = r.second_half(DEAD),r.second_half('frac_one_text')
         if not len(one) or not len(z) or not z.mean(): return {}
         evidence = f'{one.mean():.0%} of all groups are one text G times in the second half'
@@ -619,7 +619,7 @@ def _few_groups(r:RunColumns, busiest:int=4, share:float=.5, each:int=10, times:
     many = sum(k for _,k in top)
     busy = len(top)>0 and many>=share*uses.total() and top[-1][1]>=each
     names = [f'replay/{k}' for k in ('buffer_size','replaced','dead','live_before')]
-    if not busy and not r.names.issuperset(names): return None   # what came in is not in the record
+    if not busy and not r.names.issuperset(names): return None   # the record has no count of new groups
     late = [r.raw(k)[-20:] for k in names]
     n = r.batches('replay/replaced')[-20:]
     size,filled,dead,live = late[0].max(initial=0),(late[1]*n).sum(),*late[2:]
@@ -824,7 +824,7 @@ def diagnose_rows(
     groups:list=(),      # dicts of the group record, where there is one
     settings:dict|None=None, # of the run
 )->Findings:
-    "What the numbers of a run show to be wrong, faults first; empty for a healthy run."
+    "Findings from the numbers of a run, faults first; empty for a healthy run."
     look = RunColumns(rows, groups, settings)
     findings = [f for rule in FINDING_RULES.values() if (f := rule(look))]
     names = {f.name for f in findings}
@@ -840,7 +840,7 @@ def finding_curves(
     f:Finding,   # of `diagnose_rows`
     rows:list,   # that it was found in
 )->list:         # dicts of label, step, value, end (the run's last step), since (or None)
-    "What a figure of a finding shows: the curves that the rule read, and the step from which it holds."
+    "Content of a finding's figure: the curves that the rule read, and the step from which it holds."
     look = RunColumns(rows)
     curves = [(k, *look.pair(k)) for k in f.reads[:3]]
     about = dict(since=f.step, end=float(look.steps[-1]))

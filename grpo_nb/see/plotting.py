@@ -102,7 +102,7 @@ def merge_shades(
 # %% ../../nbs/see/plotting.ipynb #032c1ed2
 def fig_svg(
     fig:Figure,    # any matplotlib figure
-    alt:str|None=None, # what it shows, for readers who can't see it; None: the figure's titles
+    alt:str|None=None, # a description for readers who can't see it; None: the figure's titles
 )->str:            # an `<svg>` element on a transparent ground; the same text for the same figure
     "`fig` as small SVG without date, in the ink of the page around it."
     out = io.StringIO()

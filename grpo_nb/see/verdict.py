@@ -44,13 +44,13 @@ def _hint(r):
 # %% ../../nbs/see/verdict.ipynb #f7be8b7a
 @dataclass
 class Verdict:
-    "Did a run learn? In one sentence, with the likeliest cause and what to do."
+    "Did a run learn? In one sentence, with the likeliest cause and a remedy."
     learned:bool|None # True, False, or None where the numbers do not decide
     sentence:str    # plain words with figures
     cause:str = ''  # the likeliest reason why not; '' where there is nothing to explain
-    advice:str = '' # what to do; '' where there is nothing to do
+    advice:str = '' # the remedy; '' if none is needed
     reuse:str=''   # a hint on replacing dead groups; '' where there is nothing to say
-    groups:str=''  # what became of the zero-variance groups; '' where none was to be replaced
+    groups:str=''  # outcomes of the zero-variance groups; '' if none was to be replaced
 
     def __str__(self)->str:
         more = {'Zero-variance groups':self.groups, 'Most likely cause':self.cause,
@@ -58,7 +58,7 @@ class Verdict:
         return escape_controls('\n'.join([self.sentence]+[f'{k}: {v}' for k,v in more.items() if v]))
 
 def evaluation_measures(
-    x:dict,  # from summary.json, or what `evaluate` returns
+    x:dict,  # from summary.json, or the result of `evaluate`
 )->dict:     # name -> dict with mean, low, high and more
     "Measures of an evaluation: the share right at the first try, and each reward."
     x = x if isinstance(x, dict) else {}
@@ -146,14 +146,14 @@ def _verdict(look, before, after, found, part=None):
 
 def verdict(
     rows:list,           # dicts of the history, one per batch
-    before:dict|None=None, # what `evaluate` measured before; None where nothing was
-    after:dict|None=None, # what `evaluate` measured after
+    before:dict|None=None, # result of `evaluate` before training; None without one
+    after:dict|None=None, # result of `evaluate` after training
     groups:list=(),      # dicts of the group record, where there is one
     settings:dict|None=None, # of the run
-    found:Findings|None=None, # what `diagnose_rows` found in it; None: looked for here
+    found:Findings|None=None, # findings of `diagnose_rows`; None: computed here
     part:dict|None=None, # of the first steps of a longer run: `done`, the usual `steps`, a `hint`
 )->Verdict:
-    "Did it learn, and if not, what is the likeliest cause and what to do?"
+    "Did it learn, and if not, what is the likeliest cause, and the remedy?"
     rows = list(rows)
     if found is None: found = diagnose_rows(rows, groups, settings)
     r = RunColumns(rows, groups, settings)

@@ -366,7 +366,7 @@ def shared_parts()->dict: # text by its name in the page's template
 def html_page(
     title:str,   # of the window
     data:str,    # JSON that the script reads
-    start:str,   # what the script does with it
+    start:str,   # the script's use of it
 )->str:          # HTML
     "The component as a separate page."
     parts = shared_parts()|dict(TITLE=escape(title.encode('utf-8', 'replace').decode()),
@@ -430,7 +430,7 @@ def write_page(
     name:str,       # of the page, such as 'report.html'
     text:str,       # HTML
     out:Path|None=None, # a folder, or a file that ends in .html; None: where the run lies
-    run:LoggedRun|None=None, # what the page shows; that of a table of rollouts lies beside it
+    run:LoggedRun|None=None, # the run to show; a page of a table of rollouts lies beside the table
 )->Path:            # of the page; its folder is made
     """Write a page completely or not at all; invalid characters become question marks.
 
@@ -477,7 +477,7 @@ def _widget_class():
                 self.packed = self.pages.packed()
 
         def reread(self):
-            "Take in what the run has written since."
+            "Read the rows that the run has written since."
             self.show(open_run(self.run.folder), step=self.step, group=self.group)
 
         def _answer(self, _, message, buffers):

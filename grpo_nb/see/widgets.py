@@ -55,7 +55,7 @@ def _indexed(name, control):
 
 # %% ../../nbs/see/widgets.ipynb #6097a48f
 def _frame(drawn, caption):
-    "What a drawing function returned at these settings, as HTML; ValueError for anything else."
+    "The result of a drawing function at these settings, as HTML; ValueError if it is not a drawing."
     if isinstance(drawn, Figure):
         return fig_svg(drawn).replace('aria-label="', f'aria-label="{escape(caption)}. ', 1)
     if isinstance(drawn, str): return drawn

@@ -97,7 +97,7 @@ def _check_seed(seed):
 
 def folder_seed(
     folder:Path,  # of one set
-)->int|None:      # None where there is none
+)->int|None:      # None if it is missing
     "The `SEED` in a hand-in's adapters.py."
     try: text = (folder/'adapters.py').read_text(encoding='utf-8-sig')
     except (OSError, UnicodeDecodeError): return None
@@ -115,7 +115,7 @@ def _sets(sets):
 def forbidden_reason(
     source:str,  # of adapters.py
 )->str:          # a sentence, or '' where nothing is wrong
-    "Why this source is not run: it is no Python, or it imports the course."
+    "Why this source is not run: it is not Python, or it imports the course."
     try: tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
         return f"line {getattr(e, 'lineno', None) or '?'} is no Python: {getattr(e, 'msg', None) or e}"
@@ -186,7 +186,7 @@ def grade(
     seed:int|None=None, # of the checks' inputs and the student's runs; None for the folder's own
     checklist:str|None=None, # the list of set D with a reader's ticks
 )->dict:                # set -> [(points, name, sentence or None)]
-    "Grade a hand-in. ValueError if there is none."
+    "Grade a hand-in. ValueError if it is missing."
     root = Path(folder)
     there = [k for k in TITLES if (root/k).is_dir()]
     if not sets and there==['E']: sets = there
@@ -241,8 +241,8 @@ def _shown(t):
     return ', '.join(f'{o:g}' for o in flat[:6])+(', …' if len(flat)>6 else '')
 
 def same(
-    got:object,        # what the student's function returned
-    want:object,       # what it should be
+    got:object,        # the result of the student's function
+    want:object,       # the right result
     mistakes:dict|None=None, # a sentence: the value that this mistake gives
     eps:float=1e-4,    # allowed difference
 )->None:

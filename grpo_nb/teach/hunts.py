@@ -119,7 +119,7 @@ def check_hunt(
     wrong:str|None,         # the name of the wrong version; None: not yet
     example:tuple|None,     # arguments on which it is wrong
     versions:dict,          # name -> function
-    right:Callable,         # what it should give, for the same arguments
+    right:Callable,         # the right function, of the same arguments
 )->str:
     "Is that version wrong, and does the example show it? 'right', or 'not yet' and why."
     if wrong is None or example is None: return 'not yet: name a version, and an example on which it is wrong'

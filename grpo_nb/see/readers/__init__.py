@@ -49,7 +49,7 @@ def _batch_rows(o):
 
 def table_rows(
     rows:list,  # dicts, as a framework wrote them
-)->tuple:       # (dicts, one per completion; list of str: what was left out)
+)->tuple:       # (dicts, one per completion; list of str: the rows left out)
     "Records of prime-rl, verifiers, tinker, NeMo-RL, trackio and ms-swift as rows; others as they are."
     out,left = [],Counter()
     for o in rows:
@@ -218,7 +218,7 @@ def _all_groups(tables, columns, notes):
 
 # %% ../../../nbs/see/readers.ipynb #door0006
 def _history_of(groups):
-    "What the groups say about each step: dicts, one per step."
+    "Metrics of each step, computed from its groups: dicts, one per step."
     by,mean = {},lambda x: sum(x)/len(x) if x else None
     for o in mark_dead(groups): by.setdefault(o['step'], []).append(o)
     return [dict(step=s, reward=mean([x for o in g for x in finite_values(o['rewards'])]),
@@ -226,7 +226,7 @@ def _history_of(groups):
         for s,g in sorted(by.items())]
 
 def _history_of_tokens(groups, mean):
-    "What tokens and lengths of a step's groups say, under the names of a log."
+    "Metrics of the tokens and lengths of a step's groups, under the names of a log."
     known = [o for o in groups if o.get('token_logps')]
     def flat(lists): return [x for row in lists or [] for x in row]
     apart = [abs(p-q) for o in known if (policy := o['token_logps'].get('policy'))
@@ -305,7 +305,7 @@ def open_run(
     columns:dict|None=None, # {what we ask for: its name in the table}
     metrics:dict|None=None, # {what we ask for: its name in the log}
 )->LoggedRun:
-    "Open any run, with its groups if there are any. ValueError says what was found and what is needed."
+    "Open any run, with its groups if there are any. ValueError with the columns found and those needed."
     run = path if isinstance(path, LoggedRun) else _open_path(Path(path), columns or {}, metrics)
     mark_dead(run.rows, run.setting('dead_tolerance', 1e-6))
     return run
@@ -325,7 +325,7 @@ def judge_run(
 def diagnose(
     run:LoggedRun, # or a run's folder, TRL's output folder, a trainer_state.json, or the log of another tool
 )->Findings:
-    """What the record of a run shows to be wrong, with evidence and remedy; empty for a healthy run.
+    """Findings from the record of a run, with evidence and remedy; empty for a healthy run.
 
     Findings that follow from another are folded into it. ValueError where there is no record, or no step in
     it.

@@ -50,7 +50,7 @@ def find_columns(
     names:list,          # of the table
     columns:dict|None=None, # {what we ask for: its name in the table}
 )->dict:                 # {what we ask for: its name}, without missing columns
-    "Which column is what? ValueError with what was found and what is needed."
+    "Find the columns by their names. ValueError with those found and those needed."
     columns = columns or {}
     if odd := set(columns)-set(COLUMN_ALIASES):
         raise ValueError(f'`columns` names {sorted(odd)}: give names for some of {list(COLUMN_ALIASES)}')

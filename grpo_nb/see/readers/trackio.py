@@ -13,7 +13,7 @@ from .names import split_messages
 
 # %% ../../../nbs/see/readers/trackio.ipynb #trk00005
 def trace_rows(
-    o:dict,        # messages, and what the trainer noted beside them
+    o:dict,        # messages, and the trainer's notes on them
 )->list|str:       # one row; or why it is left out
     "A `trackio.Trace` as a row of a table."
     prompt,completion = split_messages(o['messages'])

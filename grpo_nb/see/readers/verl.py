@@ -13,7 +13,7 @@ from .trl import unwrap_numbers
 _PRINTED = re.compile(r'\bstep:\d+(?: - [^\s:]+:\S+)+')
 
 def printed_rows(
-    text:str,  # what a run printed
+    text:str,  # output of a run
 )->list:       # dicts of text; [] if there are none
     "The rows of metrics in verl's console output."
     rows = [[o.split(':', 1) for o in m[0].split(' - ')] for m in _PRINTED.finditer(text)]
