@@ -41,20 +41,20 @@ def _add(parser, name, p, text):
     kind = get_args(p.annotation)[0] if isinstance(p.annotation, UnionType) else p.annotation   # `int|None`
     many = get_args(kind)   # of `list[str]`
     if many: kind = many[0]
-    how = dict(help=text.replace('%', '%%'), nargs='+' if many else '?' if kind is bool else None,
+    options = dict(help=text.replace('%', '%%'), nargs='+' if many else '?' if kind is bool else None,
         type={bool:str2bool}.get(kind, kind))
     positional = p.default is Parameter.empty and p.kind!=Parameter.KEYWORD_ONLY
-    if positional: return parser.add_argument(name, **how)
-    if kind is bool: how['const'] = True
-    how['default'] = argparse.SUPPRESS if p.default is None else p.default   # None: the function's own
-    names = dict.fromkeys([f'--{name}', f"--{name.replace('_', '-')}"])   # one where it has no _
-    parser.add_argument(*names, required=p.default is Parameter.empty, **how)
+    if positional: return parser.add_argument(name, **options)
+    if kind is bool: options['const'] = True
+    options['default'] = argparse.SUPPRESS if p.default is None else p.default   # None: the function's own
+    names = dict.fromkeys([f'--{name}', f"--{name.replace('_', '-')}"])   # one if it has no _
+    parser.add_argument(*names, required=p.default is Parameter.empty, **options)
 
 def function_parser(
     f:Callable,     # a function with docments
     prog:str,       # how it is called
 )->argparse.ArgumentParser:
-    "A parser made from a signature: parameters without a default are positional, the others options."
+    "A parser made from a signature: parameters without a default are positional, the rest options."
     from fastcore.docments import docments
     parser = argparse.ArgumentParser(prog=prog, description=f.__doc__, allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
@@ -127,10 +127,11 @@ def _overview():
 
 def _version():
     from importlib.metadata import PackageNotFoundError, version
-    def of(name):
+    def named_version(name):
         try: return f'{name} {version(name)}'
         except PackageNotFoundError: return f'{name}: not installed'
-    print(', '.join(map(of, ('grpo_nb','torch','transformers','trl'))), f'on Python {sys.version.split()[0]}')
+    packages = ', '.join(map(named_version, ('grpo_nb','torch','transformers','trl')))
+    print(packages, f'on Python {sys.version.split()[0]}')
 
 def _exit_with_error(msg, name='grpo_nb'):
     from grpo_nb.parts.answers import escape_controls
@@ -183,7 +184,7 @@ def inspect(
 def diagnose(
     folder:str,        # a run's folder, TRL's output folder, a log, or rollouts of another tool
     json:bool=False,   # print a list of findings instead, each with the rows it rests on
-    strict:bool=False, # exit with 1 where there is a fault, for scripts and CI
+    strict:bool=False, # exit with 1 if there is a fault, for scripts and CI
     metrics:str|None=None, # of a log with other names: OURS=THEIRS, as reward=my/score,kl=drift
     **columns:str,     # of a table of rollouts whose columns have other names: `COLUMNS`
 )->None:
@@ -280,14 +281,14 @@ def train_command(
     unknown_task = o.model=='tiny' and o.dataset not in ('sums','words')
     notes = _notes(problems[0]['prompt'], tok, default, unknown_task, o.dataset in FEW_SHOT)
     for note in notes: print(f'note: {escape_controls(note)}')
-    how = dict(eval_dataset=held_out if args.eval_steps else None)
+    train_options = dict(eval_dataset=held_out if args.eval_steps else None)
     # errors come before any measurement
     try: check_prompts(net, tok, args, held_out, encode_prompts)
     except ValueError as e: raise ValueError(f'held-out problems: {e}') from None
-    resolve_checkpoint(init_state(net, tok, problems, rewards, args, **how), o.resume or None)
+    resolve_checkpoint(init_state(net, tok, problems, rewards, args, **train_options), o.resume or None)
     info = dict(task=o.dataset, model=o.model)
     return train_and_evaluate(net, tok, problems, held_out, rewards, args, info, resume_hint='--resume',
-        resume_from_checkpoint=o.resume or None, **how)
+        resume_from_checkpoint=o.resume or None, **train_options)
 
 
 # %% ../nbs/reference/cli.ipynb #878a7510

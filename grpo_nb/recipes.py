@@ -59,7 +59,7 @@ def _print_held_out(history, n):
         print(f'step {row["step"]}: {p:.1%} right (95 % {low:.1%} to {high:.1%})')
 
 def _pages(folder):
-    "Report and map of a finished run, where it left a record."
+    "Report and map of a finished run, if it left a record."
     from grpo_nb.inspector import write_inspector
     from grpo_nb.see.view import write_report
     if not (Path(folder)/'history.jsonl').exists(): return

@@ -165,7 +165,7 @@ def sample_entries(self:ReplayBuffer,
     n:int,           # groups wanted
     step:int|None=None, # now, for ages; None: the latest step seen
     keys:list|None=None, # n prompt keys: the i-th draw prefers groups of the i-th prompt
-)->list:   # up to `n` of `StoredGroup`; fewer only where nothing is left that weighs more than 0
+)->list:   # up to `n` of `StoredGroup`; fewer only if nothing with a weight above 0 is left
     "Draw in proportion to the weights: without replacement, or with it when `n` is more than there are."
     if keys is not None and len(keys)!=n: raise ValueError(f'{len(keys)} keys for {n} draws: give one each')
     self.evict_expired(self.now if step is None else step)
@@ -189,7 +189,7 @@ def sample_entries(self:ReplayBuffer,
 @patch
 def pick(self:ReplayBuffer,
     candidates:list,  # entries
-)->tuple|None:        # (one of them, the probability of this draw); None where all weigh 0
+)->tuple|None:        # (one of them, the probability of this draw); None if all weigh 0
     "Draw one entry in proportion to the weights."
     w = self.weights(candidates)
     if not w.any(): return None
@@ -288,7 +288,7 @@ def store(self:Replay,
     live:list,     # its living groups, indices
     scores:list,   # (B,) of all its groups
     step:int,      # now
-)->dict:           # group of the batch -> its id in the buffer, None where it was not kept
+)->dict:           # group of the batch -> its id in the buffer, None if it was not kept
     "Put the living groups into the buffer."
     if not self.buffer.max_size: live = []
     packed = pack_groups(batch, live) if live else []
@@ -301,7 +301,7 @@ def store(self:Replay,
 @patch
 def draw_for_batch(self:ReplayBuffer,
     extra:int,  # groups wanted beside the fresh ones, as `stored_per_fresh` asks for
-    keys:list,  # of each dead group the prompt key, or None where any prompt will do
+    keys:list,  # of each dead group the prompt key, or None if any prompt will do
     step:int,   # now
 )->tuple:       # (at most `extra` entries, at most one for each dead group)
     "Draw the groups of a batch: first those beside the fresh ones, then the replacements."

@@ -212,7 +212,7 @@ def train(
     Source: DeepSeekMath, arXiv 2402.03300, algorithm 1.
     """
     s = init_state(model, tokenizer, dataset, reward_funcs, make_config(args, **settings), eval_dataset)
-    checkpoint = resume_run(s, resume_from_checkpoint)   # None where the run begins
+    checkpoint = resume_run(s, resume_from_checkpoint)   # None if the run begins
     watch:list = [CheckpointCallback(resume_hint)]
     if eval_dataset is not None and s.args.eval_steps: watch.append(EvalCallback(eval_dataset, evaluate))
     if s.args.output_dir or not s.args.disable_tqdm:

@@ -72,7 +72,7 @@ def _step_again(rows, step, buf, run, tolerance):
 def open_groups(
     run:LoggedRun,  # or the folder of one, or rollouts of another tool
 )->LoggedRun:
-    "The run, opened. ValueError where it recorded no groups."
+    "The run, opened. ValueError if it recorded no groups."
     run = open_run(run)
     if run.rows: return run
     raise ValueError(f'{run.name!r} has no groups to look at: record them with `record_groups_every=1`, '
@@ -113,7 +113,7 @@ def _replaced_by(run):
         for o in run.rows if (r := o['replacement'])}
 
 def _mismatch(run):
-    "Where the run's own settings do not give its own groups, in words; '' where they do."
+    "Where the run's own settings do not give its own groups, in words; '' if they do."
     try: was,again = _replaced_by(run),_replaced_by(what_if(run))
     except ValueError as e: return f'no what-if: {e}.'
     n = sum(was.get(k)!=again.get(k) for k in {**was, **again})
@@ -122,7 +122,7 @@ def _mismatch(run):
 
 def what_ifs(
     run:LoggedRun,  # a record with groups; it gets a note where its own settings do not give its own groups
-)->dict:            # name -> the run under other settings of replay; {} where nothing was replaced
+)->dict:            # name -> the run under other settings of replay; {} if nothing was replaced
     "The run under each of `WHAT_IFS`; none for a run without replay, or of more than 20,000 groups."
     asks = len(run.rows)<=20_000 and any(o['replacement'] for o in run.rows)   # more would take too long
     if not asks: return {}

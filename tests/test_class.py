@@ -259,17 +259,17 @@ def test_a_handout_is_taken_apart_as_by_hand(seed):
     for n in range(rng.randint(1, 9)):
         at = rng.choice(['text','code','adapters.py','adapters.py','test_visible.py','plan.md'])
         body = f'SEED = 0\nx = {n}  # SEED = 0' if at!='text' else f'see [a](../07_advantages.ipynb#b), {n}'
-        told = f'SEED = {seed}\nx = {n}  # SEED = 0' if at!='text' else \
+        line = f'SEED = {seed}\nx = {n}  # SEED = 0' if at!='text' else \
             f'see [a](https://grpo-nb.github.io/grpo_nb/advantages.html#b), {n}'
         marked = f'#| filename: {at}\n'+(f'```markdown\n{body}\n```' if at=='plan.md' else body)
         kind = 'markdown' if at in ('text','plan.md') else 'code'
         cells.append(dict(cell_type=kind, source=[marked if '.' in at else body]))
-        if '.' in at: files.setdefault(at, []).append(told)
+        if '.' in at: files.setdefault(at, []).append(line)
         if at=='adapters.py':
             if len(files[at])==1: want.append(('code',
                 '%load_ext autoreload\n%autoreload 2\nfrom adapters import *'))
-            want.append(('markdown', f'In `adapters.py`:\n\n```python\n{told}\n```'))
-        else: want.append((kind, f'```markdown\n{told}\n```' if at=='plan.md' else told))
+            want.append(('markdown', f'In `adapters.py`:\n\n```python\n{line}\n```'))
+        else: want.append((kind, f'```markdown\n{line}\n```' if at=='plan.md' else line))
     got,nb = split_handout(dict(cells=cells), seed)
     assert [(o['cell_type'], o['source']) for o in nb['cells']]==want and got.keys()==files.keys()
     for o in nb['cells']: assert ('outputs' in o)==('execution_count' in o)==(o['cell_type']=='code')

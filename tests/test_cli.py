@@ -59,11 +59,11 @@ def test_every_command_names_a_function_that_is_there():
 @pytest.mark.parametrize('command,n', [('train', 60), ('trl', 200)])
 def test_the_help_of_a_trainer_lists_every_option_and_ends_with_commands_to_copy(command, n, capsys):
     with pytest.raises(SystemExit): main([command, '--help'])
-    said = capsys.readouterr().out
-    assert len({*re.findall(r'^  (--\w+)', said, flags=re.M)})>n
+    shown = capsys.readouterr().out
+    assert len({*re.findall(r'^  (--\w+)', shown, flags=re.M)})>n
     read = dict(train=lambda o: train_parser().read(o),
         trl=lambda o: recipe_options(o, {}, find_recipe(o)))
-    lines = said[said.index('examples:'):].splitlines()
+    lines = shown[shown.index('examples:'):].splitlines()
     examples = [o.split()[2:] for o in lines if o.startswith(f'  grpo_nb {command} ')]
     for words in examples:   # each can be typed
         if '--accelerate_config' in words: words = words[:words.index('--accelerate_config')]

@@ -54,8 +54,8 @@ def test_a_fault_trained_now_is_found_now(tmp_path):
 
 def test_the_curves_alone_tell_most_of_it():
     def bare(name): return LoggedRun(Path(name), {}, stored(name).history, [], {})
-    told = 'all-truncated all-equal kl-only-pull learning-rate-too-small replay-too-old reward-never-fires'
-    for name in told.split():
+    names = 'all-truncated all-equal kl-only-pull learning-rate-too-small replay-too-old reward-never-fires'
+    for name in names.split():
         assert name in diagnose(bare(name)).names
     assert diagnose(bare('healthy')).names==[]
 

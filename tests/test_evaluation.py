@@ -64,8 +64,8 @@ def test_an_evaluation_is_what_its_rewards_said_in_their_order(tiny, data):
         places = [divmod(next(count), S) for _ in completions]
         for name,v in dict(prompts=prompts, texts=completions, i=i).items(): seen[name] += v
         log_metric('asked', len(completions))
-        said = [r[p][s] for p,s in places]
-        return [NONE[len(seen['i'])%2] if x is None else x for x in said]
+        values = [r[p][s] for p,s in places]
+        return [NONE[len(seen['i'])%2] if x is None else x for x in values]
     def half(i, **kw): return [other[p%len(other)][0] if p%2 else None for p in i]
     rows = [dict(prompt=f'{i}+{i}=', i=i) for i in range(P)]
     single = data.draw(st.booleans())

@@ -195,10 +195,10 @@ def test_few_groups_are_counted_over_the_batches_of_twenty_rows_on_trl():
     "Two stored groups filled one place of each of 60 batches, of which a row holds three"
     row = {'reward': 0., 'frac_reward_zero_std': 1., 'replay/dead': 8., 'replay/live_before': 0.,
            'replay/replaced': 1., 'replay/buffer_size': 2.}
-    told = dict(trainer='trl', args=dict(steps_per_generation=2, gradient_accumulation_steps=1))
+    on_trl = dict(trainer='trl', args=dict(steps_per_generation=2, gradient_accumulation_steps=1))
     rows = [row|dict(step=6*i) for i in range(1, 41)]
-    for found in (diagnose_rows(rows[:20], settings=told), diagnose_rows(rows[20:], settings=told),
-            warnings_now(rows, settings=told)):   # of the last twenty rows
+    for found in (diagnose_rows(rows[:20], settings=on_trl), diagnose_rows(rows[20:], settings=on_trl),
+            warnings_now(rows, settings=on_trl)):   # of the last twenty rows
         says = next(o.evidence for o in found if o.name=='few-groups-replayed')
         assert '2 stored groups were replayed 60 times in 60 batches' in says
 

@@ -217,8 +217,8 @@ def test_columns_of_other_names_are_options(tmp_path, capsys):
         for s in range(12) for g in (0, 1) for i in range(4)]
     put(tmp_path/'t.jsonl', rows)
     with pytest.raises(SystemExit): main(['inspect', str(tmp_path/'t.jsonl'), '--prompt', 'question'])
-    told = capsys.readouterr().err
-    assert 'no column for completion' in told and '--completion COLUMN' in told
+    message = capsys.readouterr().err
+    assert 'no column for completion' in message and '--completion COLUMN' in message
     named = ['--prompt', 'question', '--completion', 'said', '--reward', 'points', '--step', 'turn']
     main(['inspect', str(tmp_path/'t.jsonl'), *named])
     assert (tmp_path/'inspector.html').exists()

@@ -91,8 +91,8 @@ def test_a_converted_model_is_that_of_the_file_and_can_be_saved(gguf_file, tmp_p
 
 def test_one_download_serves_every_later_call(registry, capsys):
     folder = get_pretrained('toy')
-    said = capsys.readouterr().out
-    assert 'Apache-2.0' in said and '1 MB' in said and str(folder) in said
+    printed = capsys.readouterr().out
+    assert 'Apache-2.0' in printed and '1 MB' in printed and str(folder) in printed
     shutil.rmtree(registry)   # from here on nothing can be downloaded
     assert get_pretrained('toy')==folder
     assert capsys.readouterr().out==''

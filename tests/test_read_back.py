@@ -86,8 +86,8 @@ def test_a_log_comes_back_from_every_format_under_our_names(case):
     names = {k for o in want.values() for k in o}
     for k in names: assert [number(x) for x in h[k]]==[o.get(k) for o in want.values()], k
     assert not {*h} & {*METRIC_ALIASES, EVAL}-names-{'step'}
-    said = [f'{k}: {n} values are not numbers and are left out, such as' for k,n in texts.items()]
-    assert len(run.notes)==len(said) and all(any(s in o for o in run.notes) for s in said), run.notes
+    expected = [f'{k}: {n} values are not numbers and are left out, such as' for k,n in texts.items()]
+    assert len(run.notes)==len(expected) and all(any(s in o for o in run.notes) for s in expected), run.notes
 
 # ---- rollouts -----------------------------------------------------------------------------------
 TABLES = {'jsonl':as_lines, 'json':json.dumps, 'csv':as_csv, 'tsv':lambda rows: as_csv(rows, '\t'),
@@ -190,9 +190,9 @@ def test_rollouts_come_back_from_every_format_as_the_groups_they_were(case):
     assert_history(run.history, whole, has)
     sizes = Counter(len(o['rewards']) for o in whole)
     usual = sizes.most_common(1)[0][1]
-    said = {'completions without a group':alone, 'values are not numbers':bad,
+    expected = {'completions without a group':alone, 'values are not numbers':bad,
         'groups do not have the':usual<len(whole)<=2*usual}
-    for words,n in said.items(): assert any(words in o for o in run.notes)==bool(n), (words, run.notes)
+    for words,n in expected.items(): assert any(words in o for o in run.notes)==bool(n), (words, run.notes)
     if bad: assert any(o.startswith(f"reward: {bad} values") for o in run.notes)
     if alone: assert f'left out {alone} completions without a group to be compared with.' in run.notes
 
@@ -327,9 +327,10 @@ def test_a_record_comes_back_with_its_replacements_and_without_what_is_damaged(c
         if r := o.get('replacement'):
             assert {k:v for k,v in got['replacement'].items() if v is not None}=={k:v for k,v in r.items()
                 if v is not None}
-    said = [] if torn is None else [f"groups.jsonl{'.gz'*packed}: line {torn+1} is damaged"]
-    said += [f'{n} of {len(lines)} groups have {why}' for why,n in notes.items()]
-    assert len(run.notes)==len(said) and all(any(s in o for o in run.notes) for s in said), (run.notes, said)
+    expected = [] if torn is None else [f"groups.jsonl{'.gz'*packed}: line {torn+1} is damaged"]
+    expected += [f'{n} of {len(lines)} groups have {why}' for why,n in notes.items()]
+    assert len(run.notes)==len(expected), (run.notes, expected)
+    assert all(any(s in o for o in run.notes) for s in expected), (run.notes, expected)
     assert run.steps==sorted({o['step'] for o in want})
     for s in run.steps: assert [o['group'] for o in run.by_step[s]]==sorted(o['group'] for o in want
         if o['step']==s)
@@ -429,6 +430,7 @@ def test_a_table_of_ragged_rows_is_read_as_far_as_its_header_goes(sep, header, r
     assert got==want
     odd = sum(len(o)<len(header) or any(o[len(header):]) for o in rows)
     twice = list(dict.fromkeys(k for k in header if header.count(k)>1))
-    said = [f't.csv: {odd} rows are shorter or longer than the header']*bool(odd)
-    said += [f't.csv: of the columns of one name, {", ".join(twice)}, the last is read']*bool(twice)
-    assert len(notes)==len(said) and all(o.startswith(s) for o,s in zip(notes, said)), (notes, said)
+    expected = [f't.csv: {odd} rows are shorter or longer than the header']*bool(odd)
+    expected += [f't.csv: of the columns of one name, {", ".join(twice)}, the last is read']*bool(twice)
+    assert len(notes)==len(expected), (notes, expected)
+    assert all(o.startswith(s) for o,s in zip(notes, expected)), (notes, expected)

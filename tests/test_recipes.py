@@ -375,9 +375,9 @@ def test_own_rows_and_two_rewards_train_by_one_command(mine, capsys):
     means = {k for k in t.state.log_history[0] if k.endswith('/mean') and k.startswith('rewards/')}
     assert means=={'rewards/said/mean', 'rewards/short/mean'}
     assert {'report.html','inspector.html','history.jsonl'}<={f.name for f in (mine/'run').iterdir()}
-    said = capsys.readouterr().out
-    assert str(mine/'run'/'report.html') in said and str(mine/'run'/'inspector.html') in said
-    assert str(t.record.verdict) in said   # a log that is made by `> log` has it
+    printed = capsys.readouterr().out
+    assert str(mine/'run'/'report.html') in printed and str(mine/'run'/'inspector.html') in printed
+    assert str(t.record.verdict) in printed   # a log that is made by `> log` has it
 
 def test_after_a_crash_in_the_first_batch_the_same_command_trains(mine):
     rewards = (mine/'rw.py').read_text()

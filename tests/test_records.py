@@ -314,11 +314,11 @@ def test_a_folder_holds_what_was_written_within_its_limits_and_not_cut(case):
                 size = sum(map(len, groups))
                 most = math.inf if limits['max_mb'] is None else 1e6*limits['max_mb']
                 if limits['last_step']: most *= min(1, (step+1)/limits['last_step'])
-                told = [dict(step=step, group=g, text='x'*40) for g in range(2)]
+                group_dicts = [dict(step=step, group=g, text='x'*40) for g in range(2)]
                 open_ = step%limits['every']==0 and size<most
                 assert rec.records_step(step)==open_
-                rec.write_groups(step, told)
-                if open_: groups += [json.dumps(o).encode()+b'\n' for o in told]
+                rec.write_groups(step, group_dicts)
+                if open_: groups += [json.dumps(o).encode()+b'\n' for o in group_dicts]
             for name,rows in (('history',history), ('groups',groups)):
                 f = Path(d)/f'{name}.jsonl'
                 assert (f.read_bytes() if f.exists() else b'')==b''.join(rows)

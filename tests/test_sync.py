@@ -77,9 +77,9 @@ def test_an_answer_is_collapsed_with_its_output_and_code_that_a_page_folds_is_co
     f.write_text(json.dumps(nb))
     dev.clean(['plotting'])
     folded = json.loads(f.read_text())['cells'][-3:]
-    told = [c['metadata'] for c in folded]
+    tags = [c['metadata'] for c in folded]
     both,one = [dict(jupyter=dict(source_hidden=True, **more)) for more in (dict(outputs_hidden=True), {})]
-    assert told==[both, one, one]
+    assert tags==[both, one, one]
     first = [''.join(c['source']).splitlines() for c in folded]   # the line that JupyterLab shows of it
     assert first[0]==['#| code-summary: "The answer"', '#| code-fold: true', 'x = 1']
     assert all(o[0].startswith('#| code-summary') for o in first)

@@ -42,7 +42,7 @@ def evals(v, n=40):
     return out
 def gap(rise, gain):
     return look(80, reward=line(.2, .2+gain), eval_reward=evals(list(np.linspace(.3, .3+rise, 8)), 80))
-def held(rise, at=.3, n=8, gain=.6):
+def held_out(rise, at=.3, n=8, gain=.6):
     return look(80, reward=line(.2, .2+gain), eval__accuracy=evals(list(np.linspace(at, at+rise, n)), 80))
 def linked(c, values=6, n=8):
     "Groups whose rewards and lengths correlate with `c`"
@@ -188,12 +188,12 @@ HELPERS = {
         tuple((look(24, rewards__a__mean=jump(24, 1., v)),) for v in (.61, .59))+(above,),
     (F._others_fell,'least'):
         tuple((look(24, rewards__a__mean=jump(24, v, 0.)),) for v in (.0195, .0205))+(above,),
-    (F._held_gains,'evals'): ((held(.1, n=5),), (held(.1, n=6),), above),
+    (F._held_gains,'evals'): ((held_out(.1, n=5),), (held_out(.1, n=6),), above),
     (F._held_gains,'rows'):
         tuple((look(n, reward=UP, eval__acc=evals([.1]*6, 36)+[None]*(n-36)),) for n in (39, 40))+(above,),
-    (F._others_stood,'gain'): ((held(0., gain=.13), 1.), (held(0., gain=.16), 1.), above),
-    (F._others_stood,'stands'): ((held(.052), 1.), (held(.055), 1.), below),
-    (F._others_stood,'top'): ((held(0., at=.89), 1.), (held(0., at=.91), 1.), below),
+    (F._others_stood,'gain'): ((held_out(0., gain=.13), 1.), (held_out(0., gain=.16), 1.), above),
+    (F._others_stood,'stands'): ((held_out(.052), 1.), (held_out(.055), 1.), below),
+    (F._others_stood,'top'): ((held_out(0., at=.89), 1.), (held_out(0., at=.91), 1.), below),
     (F._others_stood,'rows'): tuple((look(n, rewards__form__mean=line(0, 1),
         rewards__right__mean=[.1]*(n//4)+[.3]*(n-n//4)), 1.) for n in (39, 40))+(above,),
     (F._others_stood,'climbs'): tuple((look(80, rewards__form__mean=[1.]+[0.]*59+[v]*20,
@@ -306,7 +306,7 @@ def test_which_of_two_deaths_it_is_by_its_texts(same, remedy):
     rule = FINDING_RULES['all-equal']
     assert rule(look(9, groups=groups, **{DEAD:1.})).remedy==rule.remedies[remedy]
 
-def said(case, f, args, **kw):
+def does_fire(case, f, args, **kw):
     "Does it speak? A threshold that makes it stumble changes the answer, too."
     try: out = FINDING_RULES[f](*args, **kw) if isinstance(f, str) else f(*args, **kw)
     except (IndexError, ValueError): return None
@@ -328,11 +328,11 @@ def test_each_threshold_from_both_sides(case):
     *runs,speaks = ALL[case]
     array = lambda o: np.array(o) if isinstance(o, list) and o and isinstance(o[0], float) else o
     runs = [tuple(map(array, r)) for r in runs]
-    told = [said(case, f, r) for r in runs]
-    assert told==([False, True] if speaks else [True, False])
+    fired = [does_fire(case, f, r) for r in runs]
+    assert fired==([False, True] if speaks else [True, False])
     was = limits(f)[name]
     others = (was-1, was+1) if isinstance(was, int) else (was/1.2, was*1.2)
-    changed = [[said(case, f, r, **{name:v}) for r in runs]!=told for v in others]
+    changed = [[does_fire(case, f, r, **{name:v}) for r in runs]!=fired for v in others]
     assert all(changed) if isinstance(was, int) else any(changed), 'another threshold decides here'
 
 def test_what_was_replayed_does_not_count_as_freshly_clipped():
@@ -380,8 +380,8 @@ def test_a_held_out_measure_falls_where_a_plain_loop_sees_it_fall(case):
     if want is None: assert got is None
     else:
         top,row,end,then,now = want
-        told = f'eval/acc {top:.3g} at its best (step {3*row}), {end:.3g} at the end'
-        assert got.step==3*row and got.evidence==f'{told}; reward {then:.3g} then, {now:.3g} now'
+        evidence_start = f'eval/acc {top:.3g} at its best (step {3*row}), {end:.3g} at the end'
+        assert got.step==3*row and got.evidence==f'{evidence_start}; reward {then:.3g} then, {now:.3g} now'
 
 def solved_by_hand(z, m, top):
     if len(z)<3 or len(m)<4 or z[0]>=.7: return False

@@ -244,9 +244,9 @@ def test_the_last_of_several_values_at_a_step_is_read_and_five_metrics_are_named
                 if x!=.5: several.setdefault(k, set()).add(step)
     run,notes = join_launches(rows)
     assert run==rows
-    told = ', '.join([*several][:5])+', …'*(len(several)>5)
+    listed = ', '.join([*several][:5])+', …'*(len(several)>5)
     n = max(map(len, several.values()), default=0)
-    assert notes==([f'{told}: several values at {n} of the steps, of which the last is read.']
+    assert notes==([f'{listed}: several values at {n} of the steps, of which the last is read.']
         if several else [])
 
 @pytest.mark.parametrize('seed', range(24))

@@ -50,9 +50,9 @@ def test_where_too_many_were_stored_those_that_came_back_are_listed(run, monkeyp
 def test_the_texts_are_the_records(run):
     o = Opened(pack_run(run))
     for s,step in enumerate(run.steps):
-        for told,row in zip(o.texts(s), run.by_step[step]):
-            assert told['prompt']==row['prompt'] and told['completions']==row['completions']
-            assert told['rewards'] == pytest.approx(row['rewards']) and told[
+        for shown,row in zip(o.texts(s), run.by_step[step]):
+            assert shown['prompt']==row['prompt'] and shown['completions']==row['completions']
+            assert shown['rewards'] == pytest.approx(row['rewards']) and shown[
                 'advantages_before'
             ] == pytest.approx(row['advantages_before'], rel=1e-4)
 
@@ -312,8 +312,8 @@ def test_recorded_ratios_are_those_of_two_plain_forwards(tmp_path):
         new = o['replacement']
         at,b = (new['step'], born[new['id']]) if new else (o['step'], o['group'])
         now,then = (plain_logps(weights[i], sampled[at], b, args.temperature) for i in (o['step'], at))
-        for told,want,m in zip((new or o)['ratios'], (now-then).exp(), sampled[at].completion_mask[b]):
-            assert told==pytest.approx(want[m].tolist(), rel=2e-3, abs=2e-3)
+        for got,want,m in zip((new or o)['ratios'], (now-then).exp(), sampled[at].completion_mask[b]):
+            assert got==pytest.approx(want[m].tolist(), rel=2e-3, abs=2e-3)
             far += (want[m]-1).abs().tolist() if new else []
     assert sum(x>.05 for x in far)>100   # ratios that are all one would prove nothing
 

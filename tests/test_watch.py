@@ -64,14 +64,14 @@ def test_the_page_takes_in_what_the_run_writes(served, browser):
     page.get_by_label('search').fill(rows[0]['prompt']); page.keyboard.press('Enter')
     page.wait_for_function("/found/.test(document.querySelector('.gv-found').innerText)")
     assert errors==[] and {o.split('/')[2] for o in asked}=={f'127.0.0.1:{port}'}
-    told = page.locator('p[role=status]').first
+    status_line = page.locator('p[role=status]').first
     page.locator('p[role=status]', has_text='step 9 of 12, about 1 s left;').first.wait_for()
-    assert told.evaluate('o => getComputedStyle(o).fontFamily').startswith('system-ui')
+    assert status_line.evaluate('o => getComputedStyle(o).fontFamily').startswith('system-ui')
     server.shutdown()
     server.server_close()
     page.wait_for_function(
         "/The watching has ended/.test(document.querySelector('p[role=status]').innerText)")
-    assert 'as of' in told.inner_text()
+    assert 'as of' in status_line.inner_text()
     page.close()
 
 def test_watch_names_port_and_run_and_ends_with_the_verdict(tmp_path, monkeypatch, capsys):

@@ -84,7 +84,7 @@ class RunOnTRL(GRPOTrainer):
 
     # ---- the run
     def train(self, resume_from_checkpoint:bool|str|None=None, *args:Any, **kwargs:Any)->TrainOutput:
-        """Train, or go on: with True, from the run's newest whole checkpoint, with 'auto' if there is one.
+        """Train, or resume: with True, from the run's newest whole checkpoint, with 'auto' if there is one.
 
         SIGTERM and SIGINT save and stop; a second one ends at once. `Stopped` where one has stopped another
         run of this process.
@@ -173,7 +173,7 @@ class RunOnTRL(GRPOTrainer):
         return loss
 
     def _check_rows_in_loss(self):
-        "RuntimeError where rows of the first batch were trained on without `_fill_loss_inputs`."
+        "RuntimeError if rows of the first batch were trained on without `_fill_loss_inputs`."
         if not self.args.replay_active or not self.unchecked_steps: return
         self.unchecked_steps -= 1
         n,rows = self.args.train_batch_size,len(set(self.rows_in_loss))

@@ -94,7 +94,7 @@ def begin_batch(
     t:GRPOTrainer,  # a `GRPOWithReplayBufferTrainer`
     batch:dict,     # TRL's
     n:int,          # rows that this process sampled
-)->TrlBatchRecord|None:  # None where the batch is neither edited nor recorded
+)->TrlBatchRecord|None:  # None if the batch is neither edited nor recorded
     "The record of a sampled batch, with places for groups that were not sampled."
     a,world,rewards = t.args,t.accelerator.num_processes,t.rewards.by_func
     number = t._step//(a.steps_per_generation*t.num_iterations)   # of the generation batch

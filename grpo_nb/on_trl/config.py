@@ -70,7 +70,7 @@ def check_layout(
     columns:set,    # of the training set
     prompts_from_env:bool, # does an environment give the prompts?
 )->None:
-    "ValueError where groups would not be whole where they need to be, or the buffer can't serve the data."
+    "ValueError if groups would not be whole where they need to be, or the buffer can't serve the data."
     rows,G = a.per_device_train_batch_size*a.steps_per_generation,a.num_generations
     k,shared,images = 1+a.replay_stored_per_fresh,a.buffer_is_shared,sorted({'image','images'} & columns)
     holds = (f'a process holds {rows} rows (per_device_train_batch_size {a.per_device_train_batch_size} x '

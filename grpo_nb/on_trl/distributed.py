@@ -110,7 +110,7 @@ class ProcessGroup:
         self.world = dist.get_world_size() if on else 1
         cuda = on and dist.get_backend()=='nccl'
         self.device = torch.device('cuda', torch.cuda.current_device()) if cuda else torch.device('cpu')
-        self.calls,self.received = 0,0   # calls made, bytes of rows that came from others
+        self.calls,self.received = 0,0   # calls made, bytes of rows received from other ranks
 
     def gather(self, x:Tensor)->Tensor:
         "(n,) int32 of every rank as (world, n), on every rank."
@@ -316,7 +316,7 @@ class ShardedBuffer:
         return dict(index=index, world=self.ranks.world, crc=self.crc, row_format=self.row_format)
 
     def load_state_dict(self, state:dict)->None:
-        "Go on where the same rank of as many processes stood. ValueError for another number of processes."
+        "Restore the state of the same rank of as many processes. ValueError for another number of processes."
         if (is_local := 'index' not in state)!=self.local:
             kinds = ('sharded','local')
             raise ValueError(f'the checkpoint has a {kinds[is_local]} replay buffer, this run a '

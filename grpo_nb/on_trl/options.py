@@ -71,7 +71,7 @@ def world_size()->int:
     return int(os.environ.get('WORLD_SIZE', 1))
 
 def _cut_batch(a, given):
-    """Options for the batch in TRL's numbers, at most 8 rows in a forward pass; none where it is given so.
+    """Options for the batch in TRL's numbers, at most 8 rows in a forward pass; none if given so.
 
     ValueError for one that can't be cut.
     """
@@ -219,7 +219,7 @@ def prepare_rows(
     r:TrlArguments,   # share, length and form
     tok:PreTrainedTokenizerBase,  # the model's
 )->tuple:         # (rows to train on, rows held out or None)
-    "Share, length and form of the prompts. ValueError where nothing is left, or nothing to train on."
+    "Share, length and form of the prompts. ValueError if nothing is left, or nothing to train on."
     if not 0<r.dataset_use_rate<=100:
         raise ValueError(f'`dataset_use_rate` is {r.dataset_use_rate}, needs per cent from 1 to 100')
     ds = ds.select(range(max(1, len(ds)*r.dataset_use_rate//100)))

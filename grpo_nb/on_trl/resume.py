@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 # %% ../../nbs/on_trl/resume.ipynb #807655a7
 class _StepCallback(TrainerCallback):
-    "Notes how each step began. Saves and stops where a signal came in it, on every process at the same step."
+    "Notes how each step began. Saves and stops after one with a signal, on every process at the same step."
     def __init__(self, resume, stop): self.resume,self.stop = resume,stop
     def on_epoch_begin(self, args, state, control, **kw): self.resume.note_randomness()
     def on_step_begin(self, args, state, control, **kw): self.resume.note_beginning()
@@ -192,7 +192,7 @@ def full_state_dict(
 def load(self:Resume,
     checkpoint:str,  # whose weights, optimizer and schedule are back
 )->None:
-    "Go on from the state files of a checkpoint, on every process or on none."
+    "Resume from the state files of a checkpoint, on every process or on none."
     t = self.trainer
     self.is_done = t.state.global_step>=t.state.max_steps
     if self.is_done:
@@ -238,7 +238,7 @@ def _load_state(self:Resume, checkpoint):
 
 @patch
 def _check_same(self:Resume, s):
-    "ValueError where it is other data, or stored groups would be trained on under other settings."
+    "ValueError if it is other data, or stored groups would be trained on under other settings."
     t,stored = self.trainer,s['data']
     change = stored and describe_dataset_change(stored, self.fingerprint)
     if change and not t.args.ignore_data_skip:
@@ -354,7 +354,7 @@ def _begin(self:Resume):
 def running(self:Resume,
     what:bool|str|None,  # as for `find`
 )->Iterator:
-    """A run: gives the checkpoint to go on from, or None. SIGTERM and SIGINT save and stop it.
+    """A run: gives the checkpoint to resume from, or None. SIGTERM and SIGINT save and stop it.
 
     `Stopped` where a signal has stopped another run of this process.
     """

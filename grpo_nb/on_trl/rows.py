@@ -86,7 +86,7 @@ class TrlRows(Groups):
         packs:list,        # from `pack_groups`, n rows together
         multiple:int|None=None, # widths are rounded up to a multiple of this
     )->Self:               # widened where a group is longer
-        "The batch with stored groups in the place of the rows `at`. ValueError where one lacks a column."
+        "The batch with stored groups in the place of the rows `at`. ValueError if one lacks a column."
         rows = self
         if 'tool_mask' not in rows.data and any('tool_mask' in o for o in packs):
             rows = rows.with_tensors(rows.data|dict(tool_mask=torch.ones_like(rows.completion_mask)))

@@ -85,7 +85,7 @@ def _judge_child():
     def gym(task, answer, entry):
         from reasoning_gym.factory import get_score_answer_fn
         score = get_score_answer_fn(task)
-        if limit: signal.alarm(limit)   # nobody waits for it: it ends this process
+        if limit: signal.alarm(limit)   # unhandled: it ends this process
         try: return float(score(answer, entry))
         finally:
             if limit: signal.alarm(0)
@@ -120,7 +120,7 @@ class _Judge:
             'try `python -c "import math_verify"`')
 
     def reply(self, line, seconds):
-        "Its next line; '' where it did not come in time, or the child is gone."
+        "Its next line; '' if it did not come in time, or the child is gone."
         timer = threading.Timer(seconds, self.child.kill)
         timer.daemon = True
         timer.start()
@@ -151,10 +151,10 @@ def compare_math(
     right:str,  # text with an expression
     answer:str, # the model's
     latex_only:bool=False,  # read LaTeX only, and the first expression that is found
-)->bool|None:   # None where `right` holds nothing that can be read
+)->bool|None:   # None if `right` holds nothing that can be read
     """Does math-verify take both for the same expression? What can't be read in time is not the same.
 
-    RuntimeError where the process that does the reading can't be started.
+    RuntimeError if the process that does the reading can't be started.
     """
     return _judge_of(os.getpid()).ask('compare', right, answer, latex_only)
 

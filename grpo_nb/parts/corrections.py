@@ -58,7 +58,7 @@ def correction_mask(
 def check_prox_logps(
     prox_logps:Tensor|None, # (..., T) nats, of the policy when the batch began
 )->Tensor:                  # the same
-    "ValueError where 'decoupled' has nothing to compare with."
+    "ValueError if 'decoupled' has nothing to compare with."
     if prox_logps is not None: return prox_logps
     raise ValueError("weight='decoupled' needs `prox_logps`, those of the policy when the batch began: "
         'those of fresh groups are `old_logps`, for replayed ones ask the model once more')

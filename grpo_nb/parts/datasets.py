@@ -117,7 +117,7 @@ FEW_SHOT = dict(   # name: two solved examples, and a function that draws a ques
     worked_sums=(_WORKED, _three_terms))
 
 class TooFewProblems(ValueError):
-    "A task has fewer different problems than were asked for: `available` of them."
+    "A task has fewer different problems than requested: `available` of them."
     def __init__(self, message:str, available:int):
         super().__init__(message)
         self.available = available
@@ -357,7 +357,7 @@ def hub_problems(
     split:str='train',       # on the hub
     system:str|None=SYSTEM_PROMPT, # a system message before each question, or None
 )->Dataset:                  # columns prompt, answer, task; solution where there is one
-    "A set that others train on. ValueError where no row makes a problem."
+    "A set that others train on. ValueError if no row makes a problem."
     where,config,columns,made,chat = HUB_DATASETS[name]
     if rows is None: rows = hub_rows(where, config, split)
     out = []

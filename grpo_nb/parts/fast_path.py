@@ -33,7 +33,7 @@ def unwrap_compiled(
 )->nn.Module:         # the same, or the model that `torch.compile` wrapped
     """The model inside a wrapper of `torch.compile`, so that weights keep their names in checkpoints.
 
-    ValueError where parts of it are wrapped.
+    ValueError if parts of it are wrapped.
     """
     model = getattr(model, '_orig_mod', model)
     odd = next((n for n,_ in model.named_parameters() if '_orig_mod.' in n), None)
@@ -340,7 +340,7 @@ class CachedDecoder:
     def ask(self,
         ids:Tensor,     # (n, k) int64, next tokens
         mask:Tensor,    # (n, k) bool
-        G:int=1,        # rows that go on from each of these
+        G:int=1,        # rows that continue each of these
         **kwargs:int,   # of the model's `forward`
     )->'ModelOutput':
         "The model's output for these tokens, behind the cached ones."
@@ -372,7 +372,7 @@ class CachedDecoder:
 def check_left_padded(
     mask:Tensor,  # (B, P) bool, of prompts
 )->None:
-    "ValueError where padding follows a prompt or is inside it."
+    "ValueError if padding follows a prompt or is inside it."
     if not mask[:,-1].all() or (mask[:,:-1] & ~mask[:,1:]).any():
         raise ValueError('a prompt has its padding on the right: pad on the left, as `encode_prompts` does')
 

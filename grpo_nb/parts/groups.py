@@ -186,7 +186,7 @@ _AXES = dict(prompt_ids='BP', prompt_mask='BP', completion_ids='BGT', completion
     ref_logps='BGT', rewards='BG', prompt_key='B', step='B', replayed='B', dead='B')
 
 def _pad_to_common(batches):
-    "The columns of several batches, padded to the widest; ValueError where one has a field that others lack."
+    "The columns of several batches, padded to the widest; ValueError if one has a field that others lack."
     P,T = (max(getattr(o, k).shape[-1] for o in batches) for k in ('prompt_ids','completion_ids'))
     parts = [o.pad_to(P, T).tensors() for o in batches]
     names = [set(o) for o in parts]
@@ -455,13 +455,13 @@ class ReplayCounts:
     "How many groups of a batch were sampled, dead, replaced and trained on."
     fresh:int           # groups that were sampled
     dead:int            # of these, zero-variance groups
-    replaced:int        # of the dead, those that another group came in for
+    replaced:int        # dead groups that were replaced
     unreplaced:int      # of the dead, those that stayed
     live:int            # groups trained on that teach something
     trained:int         # groups trained on
     unique_prompts:int  # different prompts trained on
     stored:int=0        # groups that the buffer gave besides
-    drawn:int=0         # groups that came out of the buffer
+    drawn:int=0         # groups drawn from the buffer
     ages:int=0          # the sum of their ages, in steps
     uses:int=0          # the sum of their uses
     oldest:int=0        # the largest age

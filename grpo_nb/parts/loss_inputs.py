@@ -162,7 +162,7 @@ def parse_loss_kwargs(
 class LossInputs:
     "The tensors of a loss: a batch of groups, or a part of one."
     logps:Tensor                  # (B, G, T) nats, of the policy being trained; has a gradient
-    old_logps:Tensor|None         # (B, G, T) nats, of the policy that sampled; None where it is the same
+    old_logps:Tensor|None         # (B, G, T) nats, of the policy that sampled; None if it is the same
     advantages:Tensor             # (B, G), or (B, G, T) with one advantage per token
     mask:Tensor                   # (B, G, T) bool, true for the tokens that count
     ref_logps:Tensor|None=None    # (B, G, T) nats, of the reference, needed where `beta` is not 0

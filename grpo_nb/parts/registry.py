@@ -145,7 +145,7 @@ def did_you_mean(
     name:str,        # as it was given
     known:Iterable,  # the names there are
     cutoff:float=.6, # how alike they must be, 0 to 1
-)->str:              # ", did you mean 'x'?", or '' where no name is near
+)->str:              # ", did you mean 'x'?", or '' if no name is near
     "The name that was probably meant, for the end of a message."
     near = difflib.get_close_matches(name, list(known), 1, cutoff)
     return f', did you mean {near[0]!r}?' if near else ''

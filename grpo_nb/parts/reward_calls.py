@@ -94,7 +94,7 @@ def describe_reward_func(
 def parameters_error(
     func:Callable,  # a reward function
     names:Iterable, # of the arguments that it will be given
-)->str:             # '' where it can take them
+)->str:             # '' if it can take them
     "Why a reward function can't be called with these arguments, and the remedy."
     # a wrapper may choose the arguments that it passes on
     try: known = inspect.signature(func, follow_wrapped=False).parameters

@@ -202,7 +202,7 @@ def decode_rows(
     u:Tensor,            # (B*G, T) float64, a uniform number for each token of each row
     draw:Callable,       # (logits (n, V), u (n, 1), seen (n, V) or None) -> tokens, log-probs (n, 1)
     ends:Tensor,         # (E,) int64, tokens that end a row
-    pad_id:int=0,        # stands where a row has ended
+    pad_id:int=0,        # the token of ended rows
     track:bool=False,    # does `draw` need `seen`?
     fast:bool|None=None, # take the fast way? None for a plain Qwen2 up to `FAST_PATH_MAX_PARAMS`
 )->tuple:                # (B*G, t) int64 tokens and (B*G, t) float32 nats, of t steps until all have ended

@@ -119,7 +119,7 @@ class GroupStorage:
     def load_state_dict(self,
         state:dict,  # from `state_dict`
     )->None:
-        "Go on exactly where the buffer that gave `state` was. ValueError if it had other options."
+        "Restore the exact state of the buffer that gave `state`. ValueError if it had other options."
         data = state['data']
         for k,v in state['options'].items():
             if getattr(self, k)!=v:

@@ -38,7 +38,7 @@ def require(
 # %% ../../nbs/parts/validate.ipynb #c0de0001
 def prompt_error(
     p:Any,  # text, or a list of messages
-)->str:     # '' where nothing is wrong
+)->str:     # '' if nothing is wrong
     "Why this prompt can't be answered."
     if not isinstance(p, (str,list,tuple)): return 'is None' if p is None else f'is {type(p).__name__}'
     if isinstance(p, str): return '' if p.strip() else 'is empty'
@@ -67,9 +67,9 @@ def config_field(
     return field(default=default, metadata=dict(help=help, **more))
 
 def _type_error(f, v):
-    "The values that a field of this type takes, in words; '' where `v` is one."
-    of = get_args(f.type)
-    kind = next(o for o in of if o is not NoneType) if NoneType in of else f.type
+    "The values that a field of this type takes, in words; '' if `v` is one."
+    kinds = get_args(f.type)
+    kind = next(o for o in kinds if o is not NoneType) if NoneType in kinds else f.type
     if kind is int: return '' if is_int(v, -math.inf) else 'a whole number'
     if kind is float: return '' if isinstance(v, Real) and not isinstance(v, bool) else 'a number'
     if kind is bool: return '' if v in (True, False) else 'True or False'
@@ -91,13 +91,15 @@ def check_settings(
     all:bool=True,  # look at the types of the settings without a rule too?
 )->None:
     "ValueError for the first setting that can't work, naming it, its value and what it needs."
-    of = {k:o for names,*o in rules for k in names.split()}
+    rule_of = {k:o for names,*o in rules for k in names.split()}
     for f in fields(args):
         v = getattr(args, f.name)
         if v is None and may_be_none(type(args), f): continue
-        if not all and f.name not in of: continue
+        if not all and f.name not in rule_of: continue
         if what := _type_error(f, v): require(f.name, v, False, what)
-        if f.name in of: require(f.name, v, of[f.name][0](v), of[f.name][1])
+        if f.name in rule_of:
+            is_ok,needs = rule_of[f.name]
+            require(f.name, v, is_ok(v), needs)
 
 # %% ../../nbs/parts/validate.ipynb #c0re0014
 def _numbers(v):
@@ -118,7 +120,7 @@ RULES = [   # of both trainers
 def warmup_warning(
     warmup_steps:float,  # over which the learning rate rises
     max_steps:int,       # of the run
-)->str:                  # '' where there is nothing to say
+)->str:                  # '' if there is nothing to say
     "A warning for a learning rate that never reaches its peak."
     if not 0<max_steps<warmup_steps: return ''
     return (f'`warmup_steps` is {warmup_steps:g} and `max_steps` {max_steps}: the learning rate rises during '
@@ -126,7 +128,7 @@ def warmup_warning(
 
 def max_context_length(
     config:Any,  # of a model of transformers, or None
-)->int|None:     # None where it doesn't say
+)->int|None:     # None if it doesn't say
     "How many tokens the model reads: its positions, or those that a stretched rotation reaches."
     c = config.get_text_config() if hasattr(config, 'get_text_config') else config
     n = getattr(c, 'max_position_embeddings', None)
@@ -190,7 +192,7 @@ def _check_columns(rows):
 _MARK = 'QUESTION'   # in the place of a user's message
 
 def _before(tokenizer, role):
-    "The text that the chat template puts before a first message of this role; '' where it knows none."
+    "The text that the chat template puts before a first message of this role; '' if it knows none."
     messages = [dict(role=role, content=_MARK)]
     try: text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
     except Exception: return ''   # whatever a template raises; some know no system message
@@ -230,7 +232,7 @@ _OPENED = re.compile(r'<think>\s*(?:</think>\s*)?\Z')
 
 def opened_tags(
     prompt:str,  # text, as the model reads it
-)->str:          # such as '<think>\n'; '' where it ends otherwise
+)->str:          # such as '<think>\n'; '' if it ends otherwise
     "The thinking tags at the end of a prompt, opened or opened and closed: there the answer has begun."
     tag = _OPENED.search(prompt)
     return tag[0] if tag else ''
@@ -238,7 +240,7 @@ def opened_tags(
 def template_start(
     tokenizer:Callable,  # or a processor
     **kwargs:Any,        # of its chat template, such as `enable_thinking`
-)->str:                  # such as '<think>\n'; '' where it writes nothing, or there is no template
+)->str:                  # such as '<think>\n'; '' if it writes nothing, or there is no template
     "The thinking tags that the chat template writes at the start of every answer."
     if '<think>' not in str(getattr(tokenizer, 'chat_template', None) or ''): return ''
     messages,how = [dict(role='user', content='?')],dict(tokenize=False, add_generation_prompt=True)
@@ -257,7 +259,7 @@ def opened_tag_warning(
     prompt:str|list,     # one of the prompts
     funcs:list,          # reward functions
     **kwargs:Any,        # of the chat template
-)->str:                  # '' where there is nothing to say
+)->str:                  # '' if there is nothing to say
     "A warning for rewards that look for a tag which the prompt has opened."
     start = opened_tags(prompt) if isinstance(prompt, str) else template_start(tokenizer, **kwargs)
     blind = [name for f,name in zip(funcs, reward_names(funcs)) if not _sees_start(f)] if start else []
@@ -356,7 +358,7 @@ def describe_dataset_change(
     was:dict,       # of `dataset_fingerprint`, as it was saved
     now:dict|None,  # that of today; None for a stream
 )->str:
-    "How the data differ, in words; '' where they don't."
+    "How the data differ, in words; '' if they don't."
     if was==now: return ''
     if now is None or was['rows']!=now['rows']:
         return f"{was['rows']} rows then, {now['rows'] if now else 'a stream'} now"
@@ -367,7 +369,7 @@ def describe_dataset_change(
 def image_columns(
     dataset:list,   # rows
     names:Iterable=('image','images'), # of such columns
-)->list:            # those that are there
+)->list:            # the existing ones
     "Columns that hold pictures for a model that sees, or sound or films, unless all rows are empty."
     names = {*names} & set(getattr(dataset, 'column_names', None) or dataset[0])
     if names and hasattr(dataset, 'select_columns'): dataset = dataset.select_columns(sorted(names))

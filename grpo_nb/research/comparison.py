@@ -110,7 +110,7 @@ def by_seed(
     df:pd.DataFrame, # rows of a comparison or a study
     metric:str,      # a column
 )->pd.DataFrame:     # a column per (arm, regime)
-    "One row per seed and machine. ValueError where an arm has two rows for a seed."
+    "One row per seed and machine. ValueError if an arm has two rows for a seed."
     d = df[df.error==''] if 'error' in df else df
     d = d if 'machine' in d else d.assign(machine='')
     if d.duplicated(['regime','arm','seed','machine']).any():

@@ -141,8 +141,8 @@ def latest_complete_checkpoint(
     faults = []
     for p in reversed(checkpoint_folders(output_dir)):
         if at_most is not None and int(p.name[11:])>at_most: continue
-        fault,of = checkpoint_error(p),read_manifest(p).get('run')
-        if not fault and run and of and of!=run: fault = 'it is of another run'
+        fault,owner = checkpoint_error(p),read_manifest(p).get('run')
+        if not fault and run and owner and owner!=run: fault = 'it is of another run'
         if not fault: return str(p),'; '.join(faults)
         faults.append(f'{p.name}: {fault}')
     what = ': '.join([f'no whole checkpoint in {output_dir}', *filter(None, ['; '.join(faults)])])

@@ -58,7 +58,7 @@ def eval_row(
 def check_some_reward(
     s:TrainState,  # nothing of its latest batch was judged, which is not in its history yet
 )->None:
-    "ValueError where no reward function has judged a completion in the first eight batches."
+    "ValueError if no reward function has judged a completion in the first eight batches."
     n = len(s.history)+1
     if n<8 or not all(math.isnan(o['reward']) for o in s.history): return
     raise ValueError(f'no reward function has judged a single completion in the first {n} batches: return a '

@@ -242,7 +242,7 @@ _LOCKS = {}   # (folder, process): descriptor that holds the lock
 def lock_folder(
     folder:Path,  # that is to be written in
 )->Callable:      # gives the lock back
-    "Keep other processes from writing here. ValueError where one is at it; a second call here takes over."
+    "Keep other processes from writing here. ValueError if one is at it; a second call here takes over."
     try: import fcntl
     except ImportError: return lambda: None   # Windows
     key = os.path.realpath(folder),os.getpid()

@@ -151,8 +151,8 @@ def load_checkpoint(
 def resolve_checkpoint(
     s:TrainState,     # a new one
     resume:bool|str|None, # True for the newest whole checkpoint of output_dir, a path, or None
-)->Path|None:         # a checkpoint this run can go on from; None for a run that begins
-    "Where a run goes on. ValueError for a new run in the folder of an old one, and as of `check_checkpoint`."
+)->Path|None:         # a checkpoint to resume from; None for a new run
+    "The checkpoint to resume from. ValueError for a new run in an old one's folder; see `check_checkpoint`."
     folder = s.args.output_dir
     if resume is True:
         if not folder: raise ValueError('resume_from_checkpoint=True needs an `output_dir` with checkpoints')
@@ -169,7 +169,7 @@ def resume_run(
     s:TrainState,         # a new one; moves on to where the checkpoint was
     resume:bool|str|None, # as for `resolve_checkpoint`
 )->Path|None:             # the checkpoint that was loaded
-    "Go on from a checkpoint, if asked to; a warning where it has done all steps. `Stopped`: `check_stop`."
+    "Resume from a checkpoint, if asked to; a warning if it has done all steps. `Stopped`: `check_stop`."
     checkpoint = resolve_checkpoint(s, resume)
     if checkpoint: load_checkpoint(s, checkpoint)
     check_stop(s.run_id if checkpoint else None)

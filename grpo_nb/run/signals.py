@@ -22,7 +22,7 @@ class StopRequest:
     signal:str|None = None # its name, such as 'SIGTERM'; None while there was none
     def __bool__(self)->bool: return self.signal is not None
 
-_old_handlers = {} # handlers that stood before ours, while ours are in place
+_old_handlers = {} # the handlers before ours, while ours are in place
 
 def _restore_handlers():
     for k,v in _old_handlers.items(): signal.signal(k, v)
@@ -100,7 +100,7 @@ def forget_stop()->None:
     _stopped.clear()
 
 def check_stop(
-    run:str|None=None,    # id of a run that goes on: the one that was stopped may
+    run:str|None=None,    # id of a run to resume: the stopped one may be resumed
     measures:bool=False,  # is this an evaluation? Allowed after a run that had finished
 )->None:
     "`Stopped` where a signal has stopped a run of this process: a loop over runs ends here."

@@ -44,7 +44,7 @@ def next_prompt_indices(
     s:TrainState,  # `prompts_seen` moves on
     n:int,         # prompts wanted
 )->list:           # n row numbers of the dataset
-    "The next prompts that the strategy accepts. RuntimeError where it passes over all of them."
+    "The next prompts that the strategy accepts. RuntimeError if it passes over all of them."
     size,indices,order = len(s.dataset),[],None
     for _ in range(100*max(n, size)+1):
         if len(indices)==n: return indices

@@ -54,7 +54,7 @@ class Findings(list):
         return '\n'.join([*lines, *map(str, self), *[self.missing_line]*bool(self.missing)])
     @property
     def missing_line(self)->str:
-        "The subjects that are not in the record, in a line; '' where it holds all."
+        "The subjects that are not in the record, in a line; '' if it holds all."
         if not self.missing: return ''
         named = '; name it with --metrics reward=NAME'*('reward' in self.missing)
         return f'not in this record, so nothing is said of it: {", ".join(self.missing)}{named}'
@@ -255,7 +255,7 @@ def drop_from_peak(
     share:float=.5,     # of its height that it must lose
     sigmas:float=4.,    # of its noise, from eight values on
     parts:int=8,        # the running mean is over one of so many parts
-)->tuple|None:          # (best, last, place of the best); None where it did not fall so far
+)->tuple|None:          # (best, last, place of the best); None if it did not fall so far
     "How far the running mean fell from its best to the end."
     if len(x)<2: return None
     q = max(2, len(x)//parts)
@@ -594,7 +594,7 @@ def _sampler(r:RunColumns, rows:int=4, nats:float=.1, kl:float=.05)->dict|None:
     return None
 
 def _furthest(groups):
-    "In words, the token of which sampler and trainer disagree most; '' where no record holds both."
+    "In words, the token of which sampler and trainer disagree most; '' if no record holds both."
     some = [o for o in groups if (o.get('token_logps') or {}).get('policy') and o.get('logps')]
     apart = [(abs(p-q), o, i, j, q, p) for o in some for i,(a,b) in enumerate(zip(o['logps'],
         o['token_logps']['policy'])) for j,(q,p) in enumerate(zip(a, b))]

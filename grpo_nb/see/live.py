@@ -23,7 +23,7 @@ class NpmError(OSError):
 def npm_package(
     name:str,  # name@version
 )->Path:       # the folder of its files; kept in the user's cache
-    "The files of an npm package, fetched once; NpmError where there is no npm, or it can't fetch."
+    "The files of an npm package, fetched once; NpmError if there is no npm, or it can't fetch."
     home = cache_dir()/re.sub(r'\W+', '-', name)
     if (home/'package').is_dir(): return home/'package'
     if not shutil.which('npm'):
@@ -52,7 +52,7 @@ def write_live(
     to:Path,           # a folder; it is made
     site:str='https://grpo-nb.github.io/grpo_nb',   # where the page's links lead: the docs
 )->Path:               # the page
-    "Write the live page with all it needs. NpmError where jax-js is neither in the package nor to be had."
+    "Write the live page with all it needs. NpmError if jax-js is neither in the package nor to be had."
     to = Path(to)
     to.mkdir(parents=True, exist_ok=True)
     for k in ('live/*.*', 'view/*.*', 'tiny_qwen/model.safetensors', 'tiny_qwen/tokenizer.json'):

@@ -156,7 +156,7 @@ class RunMonitor(TrainCallback):
 def slow_path_notice(
     model:nn.Module, # the policy
     args:RunConfig,  # settings of the run
-)->str:              # one line; '' where everything takes the fast path
+)->str:              # one line; '' if everything takes the fast path
     "The parts that run in transformers' own modules: the same numbers, but slower."
     shared = fast_path_blocker(model) if args.shared_prefix else '`shared_prefix` is off'
     roads = {'sampling':fast_path_blocker(model, max_params=FAST_PATH_MAX_PARAMS), 'log-probs':shared}

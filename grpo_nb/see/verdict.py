@@ -45,11 +45,11 @@ def _hint(r):
 @dataclass
 class Verdict:
     "Did a run learn? In one sentence, with the likeliest cause and a remedy."
-    learned:bool|None # True, False, or None where the numbers do not decide
+    learned:bool|None # True, False, or None if the numbers do not decide
     sentence:str    # plain words with figures
-    cause:str = ''  # the likeliest reason why not; '' where there is nothing to explain
+    cause:str = ''  # the likeliest reason why not; '' if there is nothing to explain
     advice:str = '' # the remedy; '' if none is needed
-    reuse:str=''   # a hint on replacing dead groups; '' where there is nothing to say
+    reuse:str=''   # a hint on replacing dead groups; '' if there is nothing to say
     groups:str=''  # outcomes of the zero-variance groups; '' if none was to be replaced
 
     def __str__(self)->str:

@@ -56,7 +56,7 @@ def _curve(look, name): return dict(zip(('step','value'), (x.tolist() for x in l
 
 def reward_curve(
     run:LoggedRun, # with or without groups
-)->dict:         # step, value, low, high: lists; low and high are None where no groups were recorded
+)->dict:         # step, value, low, high: lists; low and high are None if no groups were recorded
     "Mean reward by step with its 95 % interval over groups; without groups, the reward of the history."
     if not run.rows: return _curve(_look(run), 'reward')|dict(low=None, high=None)
     from scipy.special import stdtrit   # `mean_ci` is too slow for thousands of steps
@@ -96,7 +96,7 @@ def _curves_of(run, look):
 def _is_share(x): return 0<=min(x) and max(x)<=1
 
 # %% ../../nbs/see/view.ipynb #464775ee
-# of a replacement; the page knows them from where it was born
+# of a replacement; the page has them at its first step
 _TEXTS = 'prompt','completions','rewards','advantages','prompt_key'
 _KEPT = page_table()['group']   # columns of a group that the page shows
 
@@ -162,7 +162,7 @@ def _version(name, run, places, B, notes):
 def buffer_options(
     run:LoggedRun, # any
 )->dict:      # buffer_size, priority, age_limit, age_decay, max_uses, same_prompt_first, seed
-    "The options of a run's replay buffer; `buffer_size` is None where the record does not say it."
+    "The options of a run's replay buffer; `buffer_size` is None if the record does not say it."
     options = run.settings.get('strategy_options') or {}   # of a `Replay` that was made by hand
     def option(name, default=None):
         if name in run.settings: return run.settings[name]
@@ -223,7 +223,7 @@ def _measured(run):
 
 def run_progress(
     run:LoggedRun, # any
-)->dict:      # done, planned: optimizer steps; seconds_left; over: has it ended?; None where unknown
+)->dict:      # done, planned: optimizer steps; seconds_left; over: has it ended?; None if unknown
     "How far a run is."
     look,planned = _look(run),run.setting('max_steps')
     steps = look('step')
@@ -238,7 +238,7 @@ def run_progress(
 def verdict_so_far(
     run:LoggedRun, # any; it may still be going
 )->tuple:     # (`Verdict`, `Findings`)
-    "As `judge_run`; of a run that goes on, with how far it is, and without the advice to train longer."
+    "As `judge_run`; of a running one, with its progress, and without the advice to train longer."
     v,findings = judge_run(run)
     at = run_progress(run)
     if at['over'] or at['planned'] is None: return v,findings

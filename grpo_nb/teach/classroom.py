@@ -114,7 +114,7 @@ def _sets(sets):
 # %% ../../nbs/teach/classroom.ipynb #91901ca2
 def forbidden_reason(
     source:str,  # of adapters.py
-)->str:          # a sentence, or '' where nothing is wrong
+)->str:          # a sentence, or '' if nothing is wrong
     "Why this source is not run: it is not Python, or it imports the course."
     try: tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
@@ -161,8 +161,8 @@ def run_checks(
     which:str,       # 'A' to 'E'
     seed:int|None=None, # of the inputs and of the student's runs; None for the folder's own
     limit:float=60., # seconds a check may take
-)->list:             # a sentence for each check, None where its points are earned
-    "Run the checks of a set on a hand-in. RuntimeError where the grader itself fails."
+)->list:             # a sentence for each check, None if its points are earned
+    "Run the checks of a set on a hand-in. RuntimeError if the grader itself fails."
     names,results = [name for _,name in checks_of(which)],[]
     if not folder.is_dir(): return [f'there is no folder {which}']*len(names)
     file = folder/('experiment.py' if which=='D' else 'adapters.py')

@@ -58,11 +58,12 @@ def prox_logps(
 def check_forward_pass(
     s:TrainState, fresh:Groups,    # the run; a batch as sampled
 )->None:
-    "ValueError where the log-probs of a few answers are not those of the model's own forward pass."
+    "ValueError if the log-probs of a few answers are not those of the model's own forward pass."
     B,G,T = fresh.completion_ids.shape
     rows = torch.linspace(0, B*G-1, min(4, B*G)).long()   # spread over the batch
-    def of(x): return x.flatten(0, 1)[rows]
-    o,om,sampled_logps = of(fresh.completion_ids),of(fresh.completion_mask),of(fresh.old_logps)
+    def pick(x): return x.flatten(0, 1)[rows]
+    o,om = pick(fresh.completion_ids),pick(fresh.completion_mask)
+    sampled_logps = pick(fresh.old_logps)
     q,qm = (x[rows//G] for x in (fresh.prompt_ids, fresh.prompt_mask))
     ids,mask = torch.cat([q, o], 1),torch.cat([qm, om], 1)
     def score(ids, mask, T):

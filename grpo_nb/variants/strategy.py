@@ -24,7 +24,7 @@ class ProcessedBatch:
     records:list        # (B,) dicts for the run's group records: outcome, score, id, replacement
     metrics:dict        # floats for the history
     force_ratio_one:Tensor # (B,) bool, groups whose ratio the trainer shall take as 1
-    alive:Tensor|None=None # (B,) bool, groups that the strategy does not leave dead; None: not said
+    alive:Tensor|None=None # (B,) bool, groups that the strategy does not leave dead; None: unknown
 
 @register(STRATEGIES, 'keep')
 class DeadGroupStrategy:
@@ -95,7 +95,7 @@ def make_result(self:DeadGroupStrategy,
     replaced:Tensor|None=None, # (n,) bool, dead groups that were replaced; None: those of `drawn`
     outcome:str='replaced', # their outcome in the record
     scores:list|None=None, # (n,) floats; None: taken here
-    drawn:dict|None=None,  # place -> `StoredGroup` that came in there; None for none
+    drawn:dict|None=None,  # place -> `StoredGroup` inserted there; None for none
     stored:dict|None=None, # place -> id under which the buffer holds that group; None for none
     **metrics:float,       # more numbers for the history
 )->ProcessedBatch:
@@ -123,7 +123,7 @@ def make_result(self:DeadGroupStrategy,
 
 def prompt_keys(
     batch:Groups,  # B groups
-)->list:           # (B,) ints, rows of the dataset; None where it is not known
+)->list:           # (B,) ints, rows of the dataset; None if it is not known
     "The key of the prompt that each group answers. (On TRL it is a checksum of the prompt's tokens.)"
     return [k if k>=0 else None for k in batch.prompt_key.tolist()]
 

@@ -65,7 +65,7 @@ class TokenTermsCallback(TrainCallback):
     ): self.every = every
 
     def on_train_begin(self, state:TrainState)->None:
-        "Listen to every minibatch. ValueError where answers are left out of the update's forward pass."
+        "Listen to every minibatch. ValueError if answers are left out of the update's forward pass."
         if state.args.skip_zero_advantage:
             raise ValueError('token terms need the log-probs of all answers: set skip_zero_advantage=False')
         state.on_minibatch_end.append(self.note)

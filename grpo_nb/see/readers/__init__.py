@@ -38,8 +38,8 @@ _KINDS = [   # the names that a record of this kind has, and how it becomes rows
 
 def _batch_rows(o):
     "The rows of a batch, whose prompts and completions are lists of one length; any other row as it is."
-    def of(name): return next((o[k] for k in COLUMN_ALIASES[name] if k in o), None)
-    prompts,texts = of('prompt'),of('completion')
+    def column(name): return next((o[k] for k in COLUMN_ALIASES[name] if k in o), None)
+    prompts,texts = column('prompt'),column('completion')
     if not (isinstance(prompts, list) and isinstance(texts, list) and len(prompts)==len(texts)): return [o]
     if not all(isinstance(x, (str,list)) for x in texts): return [o]   # messages of one conversation
     n,lists = len(texts),{k:v for k,v in o.items() if isinstance(v, list)}
@@ -179,7 +179,7 @@ def _odd_values(rows, columns):
 
 def _all_groups(tables, columns, notes):
     """(groups, weights of their single rewards by name) of pairs of a file and a table. What is left out goes
-    into `notes`; ValueError where no table can be read.
+    into `notes`; ValueError if no table can be read.
     """
     tables,repeats = _without_repeats([(f, o) for f,o in tables if o])
     notes += repeats
@@ -238,7 +238,7 @@ def _history_of_tokens(groups, mean):
     return {k:x for k,x in metrics.items() if x is not None}
 
 def _foreign_run(path, columns, metrics=None):
-    "A run of another tool's file or folder. ValueError where it holds neither a log nor groups."
+    "A run of another tool's file or folder. ValueError if it holds neither a log nor groups."
     if path.is_dir(): rows,tables,notes = _read_folder(path, columns)
     elif 'tfevents' in path.name: (rows,notes),tables = read_events([path]),[]
     else:
@@ -327,7 +327,7 @@ def diagnose(
 )->Findings:
     """Findings from the record of a run, with evidence and remedy; empty for a healthy run.
 
-    Findings that follow from another are folded into it. ValueError where there is no record, or no step in
+    Findings that follow from another are folded into it. ValueError if there is no record, or no step in
     it.
     """
     run = open_run(run)

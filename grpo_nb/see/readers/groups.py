@@ -57,18 +57,19 @@ def rows_to_groups(
 
 def _group(rows, at, singles):
     "The fields of a group."
-    def of(name, read=finite_number): return [read(o.get(at[name])) for o in rows] if name in at else None
-    A = of('advantage')
+    def column(name, read=finite_number):
+        return [read(o.get(at[name])) for o in rows] if name in at else None
+    A = column('advantage')
     A = None if A and None in A else A
     by_func = _by_function(rows, singles)
-    rewards = of('reward')
+    rewards = column('reward')
     if at['reward'] not in rows[0] and '+' in at['reward']:   # a sum
         rewards = [None if None in o else sum(o) for o in zip(*by_func.values())]
-    known = dict(prompt=plain_text(rows[0].get(at['prompt'])), completions=of('completion', plain_text),
+    known = dict(prompt=plain_text(rows[0].get(at['prompt'])), completions=column('completion', plain_text),
         rewards=rewards, advantages_before=A, advantages=A,
-        n_tokens=of('length', lambda x: int(finite_number(x) or 0)),
-        truncated=of('cut', lambda x: str(x) in ('True','true','1','1.0')), rewards_by_func=by_func)
-    return dict.fromkeys(GROUP_FIELDS)|known|_by_token(of)
+        n_tokens=column('length', lambda x: int(finite_number(x) or 0)),
+        truncated=column('cut', lambda x: str(x) in ('True','true','1','1.0')), rewards_by_func=by_func)
+    return dict.fromkeys(GROUP_FIELDS)|known|_by_token(column)
 
 def _by_function(rows, singles):
     "The single rewards of a group by name, or None: as its rows hold them, else of these columns."
@@ -76,12 +77,12 @@ def _by_function(rows, singles):
     if all(isinstance(o, dict) for o in dicts): rows,singles = dicts,column_names(dicts)
     return {k:[finite_number(o.get(k)) for o in rows] for k in singles} or None
 
-def _by_token(of):
+def _by_token(column):
     "What a group's columns hold of single tokens, where every completion has as many numbers as tokens."
     def listed(read): return lambda x: [read(v) for v in x] if isinstance(x, list) else []
-    logps = of('logps', listed(finite_number))
-    lists = {k:of(k, listed(finite_number)) for k in ('old','policy','ref','after','entropy')}
-    pieces = of('tokens', listed(str))
+    logps = column('logps', listed(finite_number))
+    lists = {k:column(k, listed(finite_number)) for k in ('old','policy','ref','after','entropy')}
+    pieces = column('tokens', listed(str))
     if not logps or not any(logps): return {}
     if any(None in o or not o for o in logps): return dict(uneven=True)
     sizes = [*map(len, logps)]
@@ -131,7 +132,7 @@ def _is_dead(advantages, rewards_equal, zero=1e-6, rounding=1e-3):
 # %% ../../../nbs/see/readers/groups.ipynb #grp00012
 def size_note(
     groups:list,  # of the record
-)->str:           # '' where they are of one size
+)->str:           # '' if they are of one size
     "How many groups have another size than most."
     sizes = Counter(len(o['rewards']) for o in groups)
     usual,n = sizes.most_common(1)[0] if sizes else (0, 0)

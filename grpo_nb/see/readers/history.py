@@ -26,7 +26,7 @@ def _split_launches(rows):
         again = [k for k in o if _is_curve(k) and (step, k) in values and values[step, k]!=o[k]]
         if step<last and not all(k.startswith('eval') for k in again):
             launches.append([])
-            values = {at:v for at,v in values.items() if at[0]<step}   # a resumed run goes on from there
+            values = {at:v for at,v in values.items() if at[0]<step}   # a resumed run continues from there
             last = -math.inf
         else:
             for k in again: several.setdefault(k, set()).add(step)
@@ -132,7 +132,7 @@ def text_notes(
 def read_events(
     files:list,  # of paths
 )->tuple:        # (rows, notes)
-    "Scalars of tensorboard's event files, in the order in which they were begun; several files are named."
+    "Scalars of tensorboard's event files, in the order of their start; several files are named."
     try: from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError:
         raise ValueError(f'{str(files[0].parent)!r} holds event files of tensorboard: `pip install '

@@ -154,7 +154,7 @@ def without_evaluations(
     rows:list,  # of a log, or of rollouts
     name:str,   # of the file
 )->tuple:       # (rows, notes)
-    "The rows of training, and a note on those of an evaluation; all of them where there are no others."
+    "The rows of training, and a note on those of an evaluation; all of them if there are only those."
     training = [o for o in rows if not _is_evaluation(o)]
     if len(training)==len(rows): return rows,[]
     if not training: return rows,[f'{name}: all rows are of an evaluation.']

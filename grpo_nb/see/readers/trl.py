@@ -73,7 +73,7 @@ def with_total_reward(
     rows:list,  # a table
     own:bool,   # one of TRL's, which has no total: even a column `reward` is that of a function of this name
 )->list:        # the rows, with `reward` and `rewards_by_func` where one function paid it all
-    "A table of completions with its reward. ValueError that asks for it, where there are several functions."
+    "A table of completions with its reward. ValueError that asks for it, if there are several functions."
     funcs = reward_functions(rows)
     if not funcs or not own: return rows
     if len(funcs)==1:
