@@ -370,10 +370,12 @@ def test_the_claims_of_its_stored_rows_are_those_of_a_second_count():
     second = recount_real(rows, REAL)
     assert t[['diff','diff_ci','p','holm']].to_numpy()==pytest.approx(np.array(second), abs=1e-6)
 
-def test_the_claims_beside_a_scaled_step_are_those_of_a_second_count():
+@pytest.mark.parametrize('part', ['first',None])
+def test_the_claims_beside_a_scaled_step_are_those_of_a_second_count(part):
     rows,page = PAGE.parent/'rows'/'real_scaled.csv',PAGE.with_name('registration_real_scaled.qmd')
-    t = real_claims(read_rows(rows, ('registered',)), first_part(real_plan(page)))
-    second = recount_real(rows, page, 'first')
+    plan = real_plan(page)
+    t = real_claims(read_rows(rows, ('registered',)), first_part(plan) if part else plan)
+    second = recount_real(rows, page, part)
     assert t[['diff','diff_ci','p','holm']].to_numpy()==pytest.approx(np.array(second), abs=1e-6)
 
 def gpu_table(plan, lead=0., noise=.001, seed=0):
