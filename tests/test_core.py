@@ -68,7 +68,7 @@ def test_json_has_no_nan(tmp_path):
     save_json(tmp_path/'a.json', dict(a=[math.nan, (math.inf, 1)], b={2:-math.inf}))
     assert json.loads((tmp_path/'a.json').read_text())==dict(a=[None, [None, 1]], b={'2':None})
 
-@pytest.mark.parametrize('k,n', [(0, 10), (3, 10), (10, 10), (250, 500)])
+@pytest.mark.parametrize('k,n', [(0, 10), (3, 10), (10, 10), (250, 500), (1.5, 3), (2.5, 5)])
 def test_wilsons_interval_by_its_formula(k, n):
     z,p = 1.959963984540054,k/n
     mid,half = (p+z*z/2/n)/(1+z*z/n),z/(1+z*z/n)*math.sqrt(p*(1-p)/n+z*z/4/n/n)

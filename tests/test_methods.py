@@ -8,6 +8,7 @@ from grpo_nb.parts.registry import STRATEGIES, resolve
 from grpo_nb.variants.strategies import (
     GFPO, NGRPO, DuplicateLive, DynamicSampling, RLZVP, AR3PO, GRESO, SNRFilter, VirtualMaxReward)
 from grpo_nb.replay import Replay
+from grpo_nb.run.config import TrainConfig
 from grpo_nb.variants.strategy import Keep, Mask, DeadGroupStrategy
 
 from made_groups import DEAD0, DEAD1, MIXED, batch, content
@@ -171,6 +172,13 @@ def test_same_prompt_mends_an_all_wrong_group_with_its_own_better_answer():
         m.process_batch(x, step=11).batch.completion_ids)
     small = AR3PO(max_prompts=2)
     small.process_batch(batch([MIXED]*4, keys=[1, 2, 3, 4])); assert list(small.best)==[3, 4]
+
+@pytest.mark.parametrize('scale,spread', [('group', 1.5), ('none', 1-1e-4)])
+def test_an_improved_group_has_advantages_in_the_runs_own_units(scale, spread):
+    m = resolve(STRATEGIES, 'same_prompt').from_settings(TrainConfig(scale_rewards=scale))
+    m.process_batch(batch([[0.,3,0,0], MIXED], T=8, seed=1, keys=[5, 6]), step=2)
+    t = m.process_batch(batch([DEAD0, [0.,6,0,0]], T=2, seed=2, keys=[5, 7]), step=9)
+    assert_tensor(t.batch.advantages[0], [o/(spread+1e-4) for o in (-.75,-.75,-.75,2.25)])
 
 # ---- fresh and stored ------------------------------------------------------------------------------
 

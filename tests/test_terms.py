@@ -130,6 +130,17 @@ def test_writing_them_down_changes_no_bit_of_the_run(tmp_path):
     rows = [json.loads(o) for o in open(tmp_path/'0'/'groups.jsonl', encoding='utf-8')]
     assert not any('terms' in o for o in rows)
 
+def widened(ratio, A, width=1.): return width*ratio*A
+
+def test_the_other_losses_are_not_asked_for_the_options_of_the_runs_own(tmp_path):
+    logps,old,A,m = batch()
+    own,plain = (all_terms_of(logps, old, A, m, LossSettings(widened, loss_kwargs=o)) for o in (dict(width=3.), {}))
+    assert torch.allclose(own['widened']['term'], 3*plain['widened']['term'])
+    for k in LOSSES: assert all(torch.equal(v, plain[k][n]) for n,v in own[k].items())
+    train(*make(str(tmp_path), loss_type=widened, loss_kwargs='width=3', max_steps=2),
+        callbacks=[TokenTermsCallback()], print_verdict=False)
+    assert {*LOSSES, 'widened'}==set(read_run(tmp_path).rows[0]['terms']['by'])
+
 # ---- other people's files
 
 def test_what_any_trainer_writes_opens_with_every_token(tmp_path):

@@ -14,6 +14,7 @@ from grpo_nb.run.checkpoints import checkpoint_folders
 from grpo_nb.run.resume import load_checkpoint, save_checkpoint
 from grpo_nb.run.reading import read_run
 from grpo_nb.replay import Replay
+from grpo_nb.variants.strategies import AR3PO, DynamicSampling, GFPO, GRESO, NewestReplay
 from grpo_nb.variants.strategy import Keep, ProcessedBatch
 from grpo_nb.variants.token_terms import TokenTermsCallback
 from grpo_nb.tasks import accuracy_reward, format_reward
@@ -363,6 +364,56 @@ def test_a_priority_may_be_a_function():
     a,b = (train(tiny_model(0), TOK, DATA, parity, cfg(max_steps=6, replay_priority=o))
         for o in (uniform, 'uniform'))
     assert torch.equal(flat(a.model), flat(b.model))
+
+class Adapts(Keep):
+    "A strategy of one's own whose option moves during a run, and which can't be copied where it holds a file."
+    name = 'adapts'
+    def __init__(self, rate=1., file=None): self.rate,self.file = rate,file
+    def process_batch(self, batch, dead=None, step=0, **more):
+        self.rate /= 2
+        return super().process_batch(batch, dead, step, **more)
+    def state_dict(self): return dict(rate=self.rate)
+    def load_state_dict(self, state): self.rate = state['rate']
+
+def test_a_strategy_object_begins_every_run_as_it_was_given(tmp_path):
+    def run(strategy, seed=0, data=DATA, **kw):
+        a = cfg(strategy=strategy, max_steps=6)
+        return train(tiny_model(seed), TOK, data, parity, a, seed=seed, **kw)
+    one = Replay(8)
+    first,other = run(one),run(one, 1, DATA.select(range(40)))
+    assert len(first.strategy.buffer)>0 and len(one.buffer)==0
+    for a,b in ((first, run(Replay(8))), (other, run(Replay(8), 1, DATA.select(range(40))))):
+        assert torch.equal(flat(a.model), flat(b.model))
+    full,begun = first.strategy,[]   # groups stored on purpose stay with the object, and begin each run
+    class Begins:
+        def on_train_begin(self, s): begun.append([(e.id, e.uses) for e in s.strategy.buffer])
+    stored = [(e.id, e.uses) for e in full.buffer]
+    for _ in range(2): run(full, callbacks=[Begins()])
+    assert begun==[stored]*2 and [(e.id, e.uses) for e in full.buffer]==stored
+    with open(tmp_path/'log', 'w') as f, pytest.raises(ValueError, match="'adapts' can't be copied.*__deepcopy__"):
+        run(Adapts(file=f))
+
+class FirstHalf(Keep):
+    name = 'first'
+    def __init__(self, share=.5): self.share = share
+
+OPTIONS = [(lambda k: Replay(8, force_ratio_one=k), 'force_ratio_one'),
+    (lambda k: Replay(8, same_prompt_first=k), 'same_prompt_first'),
+    (lambda k: NewestReplay(8, unreplaced='mask' if k else 'keep'), 'unreplaced'),
+    (lambda k: DynamicSampling(max_rounds=1+k), 'max_rounds'), (lambda k: AR3PO(max_prompts=9+k), 'max_prompts'),
+    (lambda k: GRESO(easy_share=.1+k/10), 'target_share'),
+    (lambda k: GFPO(num_remains_in_group=2+k), 'num_remains_in_group'),
+    (lambda k: FirstHalf(.5+k/4), 'share'), (lambda k: Adapts(1.+k), 'rate')]
+
+@pytest.mark.parametrize('made,option', OPTIONS, ids=lambda o: o if isinstance(o, str) else '')
+def test_a_run_goes_on_under_the_same_options_of_its_strategy_alone(made, option, tmp_path):
+    def run(n, k, **kw):
+        a = cfg(strategy=made(k), max_steps=n, output_dir=str(tmp_path))
+        return train(tiny_model(0), TOK, DATA, parity, a, **kw)
+    run(2, False)
+    with pytest.raises(ValueError, match=rf'strategy\.{option}: .* then, .* now'):
+        run(4, True, resume_from_checkpoint=True)
+    assert run(4, False, resume_from_checkpoint=True).step==4
 
 @pytest.mark.parametrize('strategy', [None, 'skip', 'dynamic'])
 def test_a_reward_that_fails_in_the_middle_costs_one_batch(strategy, tmp_path):

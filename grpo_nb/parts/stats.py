@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/parts/stats.ipynb #a8ddabe7
 def wilson_ci(
-    k:float,  # successes, 0..n
+    k:float,  # successes, 0..n; shares of single problems may add up to a fraction
     n:int,    # trials
 )->tuple:     # (low, high), 95 %
     "Wilson's 95 % interval of the share `k/n`."
-    from scipy.stats import binomtest
+    from scipy.stats import norm
     if not 0<=k<=n or n<1: raise ValueError(f'{k} successes of {n} trials: need 0 <= k <= n and n >= 1')
-    o = binomtest(round(k), n).proportion_ci(method='wilson')
-    return float(o.low),float(o.high)
+    p,z = k/n,float(norm.ppf(.975))
+    center,half = p+z*z/(2*n),z*(p*(1-p)/n+z*z/(4*n*n))**.5
+    return max(0., (center-half)/(1+z*z/n)),min(1., (center+half)/(1+z*z/n))
 
 # %% ../../nbs/parts/stats.ipynb #19c88234
 def paired_share_ci(

@@ -6,7 +6,7 @@
 __all__ = ['check_train_args', 'make_strategy', 'check_prompts', 'check_data', 'nonfinite_loss_error']
 
 # %% ../../nbs/run/checks.ipynb #7f4647a9
-import warnings
+import copy, warnings
 from collections.abc import Callable
 from typing import Any
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ def check_train_args(
 # %% ../../nbs/run/checks.ipynb #e59ed2d8
 def make_strategy(
     args:TrainConfig,  # names a strategy, or holds one
-)->Any:                # a new one, or the one of the settings
+)->Any:                # a new one, or a copy of the one in the settings, which the run leaves as it was given
     """The strategy of a run for zero-variance groups.
 
     ValueError for an unknown name, or for one that can't do what the settings ask for; a warning where it
@@ -46,12 +46,20 @@ def make_strategy(
     if isinstance(strategy, str):
         strategy = resolve(STRATEGIES, strategy).from_settings(args)
         strategy.dead_tolerance = args.dead_tolerance
+    else: strategy = _copy_of(strategy)
     tolerance = getattr(strategy, 'dead_tolerance', args.dead_tolerance)
     if tolerance!=args.dead_tolerance:
         raise ValueError(f'`dead_tolerance` is {args.dead_tolerance}, that of strategy {strategy.name!r} is '
             f'{tolerance}: give both the same, so that a group is dead for both or for none')
     _check_replay(strategy, args)
     return strategy
+
+def _copy_of(strategy):
+    "A run's own copy, so that one object may begin several runs."
+    try: return copy.deepcopy(strategy)
+    except TypeError as e:
+        raise ValueError(f'strategy {strategy.name!r} can\'t be copied, and each run needs its own ({e}): '
+            'give it a `__deepcopy__`') from e
 
 def _check_replay(strategy, args):
     "ValueError for settings of replay that the strategy does not follow."

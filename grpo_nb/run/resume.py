@@ -91,7 +91,7 @@ def save_checkpoint(
             |dict(ref_model=ref, generator=s.generator.get_state())
             |{k:getattr(s, k) for k in STATE_FIELDS})
         write_manifest(tmp, s.run_id, args=json_args(s), dataset=s.dataset_fingerprint,
-            rewards=reward_names(s.reward_funcs))
+            strategy_options=s.strategy_options, rewards=reward_names(s.reward_funcs))
         save_json(tmp/COMPLETE_MARKER, dict(global_step=s.step, log_history=s.history))
     rotate_checkpoints(folder, s.args.save_total_limit, s.run_id)
     return final
@@ -114,7 +114,9 @@ def check_checkpoint(
     anew = f'or start a new run from its weights, `load_model({str(path)!r})`'
     if 'args' not in meta:
         raise ValueError(f'{path} is a checkpoint of a run on TRL: resume it by its own trainer, {anew}')
-    changed = {k:v for k,v in meta['args'].items() if k not in _MAY_CHANGE_ON_RESUME and v!=now.get(k)}
+    then = meta['args']|{f'strategy.{k}':v for k,v in meta.get('strategy_options', {}).items()}
+    now |= {f'strategy.{k}':v for k,v in s.strategy_options.items()}
+    changed = {k:v for k,v in then.items() if k not in _MAY_CHANGE_ON_RESUME and v!=now.get(k)}
     if changes := '; '.join(f'{k}: {v} then, {now.get(k)} now' for k,v in changed.items()):
         raise ValueError(f'the checkpoint was made with other settings ({changes}): use the same, {anew}')
     if change := describe_dataset_change(meta['dataset'], s.dataset_fingerprint):

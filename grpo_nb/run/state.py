@@ -43,6 +43,7 @@ class TrainState:
     loss_settings:LossSettings   # of the loss
     dataset_fingerprint:dict  # by which a resumed run knows its rows
     run_id:str                # the same after a resume
+    strategy_options:dict     # of the strategy at the start, by which a resumed run knows it
     ref_model:nn.Module|None = None  # frozen, only where beta is not 0
     step:int = 0              # optimizer steps done
     prompts_seen:int = 0      # prompts taken from the dataset, over all epochs

@@ -305,6 +305,11 @@ class AR3PO(DeadGroupStrategy):
 
     def __post_init__(self): self.best = {}   # key of a prompt -> its best answer
 
+    @classmethod
+    def from_settings(cls, args:Any)->'AR3PO':
+        "With the settings' `scale_rewards`; 'batch' is the deviation of the improved group alone."
+        return cls(scale=args.scale_rewards)
+
     def process_batch(self, batch:Rollouts, dead:Tensor|None=None, step:int=0, *,
         counted:Tensor|None=None, **more:Any)->ProcessedBatch:
         "Improve dead groups whose prompt was answered better before; then keep the best of each group."

@@ -50,7 +50,8 @@ def compare_losses(
     "The same tokens under the run's loss and under each of `LOSSES`."
     s = settings
     out = {getattr(s.loss_type, '__name__', s.loss_type):token_terms(x, s)}
-    base = dict(aggregation=None, max_completion_length=s.max_completion_length or x.logps.shape[-1])
+    base = dict(aggregation=None, loss_kwargs={})
+    base['max_completion_length'] = s.max_completion_length or x.logps.shape[-1]
     if s.loss_type=='cispo': base['epsilon_high'] = None   # there it was a cap of the ratio
     usual = dict(cispo=dict(epsilon_high=5.), luspo=dict(importance_sampling_level='sequence'))
     for k in LOSSES:
