@@ -134,7 +134,8 @@ def widened(ratio, A, width=1.): return width*ratio*A
 
 def test_the_other_losses_are_not_asked_for_the_options_of_the_runs_own(tmp_path):
     logps,old,A,m = batch()
-    own,plain = (all_terms_of(logps, old, A, m, LossSettings(widened, loss_kwargs=o)) for o in (dict(width=3.), {}))
+    own,plain = (all_terms_of(logps, old, A, m, LossSettings(widened, loss_kwargs=o))
+        for o in (dict(width=3.), {}))
     assert torch.allclose(own['widened']['term'], 3*plain['widened']['term'])
     for k in LOSSES: assert all(torch.equal(v, plain[k][n]) for n,v in own[k].items())
     train(*make(str(tmp_path), loss_type=widened, loss_kwargs='width=3', max_steps=2),

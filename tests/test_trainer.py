@@ -366,7 +366,7 @@ def test_a_priority_may_be_a_function():
     assert torch.equal(flat(a.model), flat(b.model))
 
 class Adapts(Keep):
-    "A strategy of one's own whose option moves during a run, and which can't be copied where it holds a file."
+    "A strategy of one's own whose option moves during a run; with a file it can't be copied."
     name = 'adapts'
     def __init__(self, rate=1., file=None): self.rate,self.file = rate,file
     def process_batch(self, batch, dead=None, step=0, **more):
@@ -390,8 +390,8 @@ def test_a_strategy_object_begins_every_run_as_it_was_given(tmp_path):
     stored = [(e.id, e.uses) for e in full.buffer]
     for _ in range(2): run(full, callbacks=[Begins()])
     assert begun==[stored]*2 and [(e.id, e.uses) for e in full.buffer]==stored
-    with open(tmp_path/'log', 'w') as f, pytest.raises(ValueError, match="'adapts' can't be copied.*__deepcopy__"):
-        run(Adapts(file=f))
+    with open(tmp_path/'log', 'w', encoding='utf-8') as f:
+        with pytest.raises(ValueError, match="'adapts' can't be copied.*__deepcopy__"): run(Adapts(file=f))
 
 class FirstHalf(Keep):
     name = 'first'
@@ -400,7 +400,8 @@ class FirstHalf(Keep):
 OPTIONS = [(lambda k: Replay(8, force_ratio_one=k), 'force_ratio_one'),
     (lambda k: Replay(8, same_prompt_first=k), 'same_prompt_first'),
     (lambda k: NewestReplay(8, unreplaced='mask' if k else 'keep'), 'unreplaced'),
-    (lambda k: DynamicSampling(max_rounds=1+k), 'max_rounds'), (lambda k: AR3PO(max_prompts=9+k), 'max_prompts'),
+    (lambda k: DynamicSampling(max_rounds=1+k), 'max_rounds'),
+    (lambda k: AR3PO(max_prompts=9+k), 'max_prompts'),
     (lambda k: GRESO(easy_share=.1+k/10), 'target_share'),
     (lambda k: GFPO(num_remains_in_group=2+k), 'num_remains_in_group'),
     (lambda k: FirstHalf(.5+k/4), 'share'), (lambda k: Adapts(1.+k), 'rate')]

@@ -20,7 +20,7 @@ from .state import Strategy, TrainState
 def strategy_options(
     strategy:Strategy,  # for zero-variance groups, before its first batch
 )->dict:                # name: value as text
-    "Attributes that are numbers, flags or words, or dicts of numbers: by these a checkpoint knows a strategy."
+    "Attributes that are numbers, words or dicts of numbers: by these a checkpoint knows a strategy."
     def is_option(v):
         if isinstance(v, dict): return len(v)>0 and all(isinstance(o, float) for o in v.values())
         return v is None or isinstance(v, (bool, int, float, str))
