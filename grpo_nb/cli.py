@@ -222,9 +222,13 @@ class TrainArguments:
 
 def train_parser()->object:   # an `OptionParser`
     "The options of `grpo_nb train`: `TrainArguments` and every setting of `TrainConfig`."
+    from inspect import signature
+    from grpo_nb.parts.registry import LOSSES
     from grpo_nb.run.options import OptionParser
     from grpo_nb.trainer import TrainConfig
-    parser = OptionParser([TrainArguments, TrainConfig], 'grpo_nb train', reasons=_WORDS['here'],
+    of_losses = {k for f in LOSSES.values() for k,p in signature(f).parameters.items() if p.default!=p.empty}
+    reasons = _WORDS['here']|{k:f'; an option of a loss: --loss_kwargs {k}=…' for k in of_losses}
+    parser = OptionParser([TrainArguments, TrainConfig], 'grpo_nb train', reasons=reasons,
         hint="; those of TRL's trainers are for `grpo_nb trl`", usage='%(prog)s --dataset TEXT [options]',
         description=TrainArguments.__doc__, epilog=_WORDS['examples']['train'])
     parser.set_defaults_with_config(output_dir='runs/train')

@@ -16,7 +16,7 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 from .parts.groups import StoredGroup, Groups, group_scores, pack_groups, insert_stored
-from .parts.registry import PRIORITIES, STRATEGIES, register, resolve
+from .parts.registry import PRIORITIES, STRATEGIES, function_name, register, resolve
 from .parts.storage import GroupStorage, check_scores, check_weights, own_memory
 from .parts.validate import is_int, require
 from .variants.strategy import DeadGroupStrategy, ProcessedBatch, prompt_keys
@@ -100,7 +100,7 @@ class ReplayBuffer(GroupStorage):
         if self.age_limit is not None: f = limit_age(f, self.age_limit)
         if self.max_uses is not None: f = limit_uses(f, self.max_uses)
         self.priority_fn = f
-        self.priority = getattr(self.priority, '__name__', str(self.priority))
+        self.priority = function_name(self.priority)
 
     def weights(self,
         entries:list,  # of the stored groups

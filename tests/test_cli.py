@@ -3,6 +3,7 @@ import io, json, re, subprocess, sys
 from pathlib import Path
 import pandas as pd
 import pytest
+from grpo_nb.parts.registry import ADVANTAGES, LOSSES, STRATEGIES, register
 from grpo_nb.cli import COMMANDS, DEV_COMMANDS, SUBCOMMANDS, main, train_parser
 from grpo_nb.demo import DEMOS, demo
 from grpo_nb.parts.datasets import split_name
@@ -69,6 +70,19 @@ def test_the_help_of_a_trainer_lists_every_option_and_ends_with_commands_to_copy
         if '--accelerate_config' in words: words = words[:words.index('--accelerate_config')]
         assert read[command](words)
     assert len(examples)>3
+
+def test_a_registered_loss_is_in_the_help_and_its_option_names_loss_kwargs(capsys):
+    @register('loss', 'tanh_of_mine')
+    def tanh(ratio, A, tanh_width=1.): return A*(ratio-1).mul(1/tanh_width).tanh()
+    try:
+        with pytest.raises(SystemExit): train_parser().read(['--help'])
+        text = ' '.join(capsys.readouterr().out.split())
+        with pytest.raises(ValueError, match='--loss_kwargs tanh_width='):
+            train_parser().read(['--dataset', 'sums', '--tanh_width', '2'])
+    finally: del LOSSES['tanh_of_mine']
+    for registry in (LOSSES, ADVANTAGES, STRATEGIES):
+        assert f'registered: {", ".join(registry)}' in text.replace(', tanh_of_mine', '')
+    assert 'tanh_of_mine' in text
 
 def test_a_second_demo_counts_on(tmp_path, monkeypatch, capsys):
     from grpo_nb import demo as M

@@ -159,6 +159,7 @@ def past(seed, B=4, G=3, T=4):
 @pytest.mark.parametrize('make,says', [(lambda: OffPolicyCorrection(weight='half'), 'needs one of token'),
     (lambda: OffPolicyCorrection(clip='hard'), 'needs one of ppo'),
     (lambda: OffPolicyCorrection(max_drift=-1.), '`max_drift` is -1.0'),
+    (lambda: OffPolicyCorrection(weight='truncated', weight_cap=None), '`weight_cap` is None, needs 0'),
     (lambda: loss_of(**batch(0), correction=OffPolicyCorrection(weight='decoupled')),
     'ask the model once more')])
 def test_what_a_correction_lacks_is_named(make, says):

@@ -409,7 +409,7 @@ def test_ones_own_task_and_priority_run_on_trl_and_what_only_our_trainer_has_is_
             **dict(reward=[f'{f}:paid'], output_dir=str(tmp_path/'b'))|FAST)
         assert PRIORITIES[f'{f}:oldest'].__globals__['seen'] and len(t.train_dataset)==12
         for option,says in dict(strategy='run in `grpo_nb train`', advantages='run in `grpo_nb train`',
-                loss_type='Unknown loss type').items():
+                loss_type='run in `grpo_nb train`').items():
             with pytest.raises(ValueError, match=says):
                 train_trl(dataset=f'{f}:echo', output_dir=str(tmp_path/'c'), **{option:f'{f}:paid'}|FAST)
     finally:

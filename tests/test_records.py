@@ -325,7 +325,7 @@ def test_a_folder_holds_what_was_written_within_its_limits_and_not_cut(case):
         rec.close()
 
 @pytest.mark.parametrize('name,text,ours', [
-    ('settings.json','{"versions": {}}',True), ('settings.json','{}',False),
+    ('settings.json','{"versions": {}}',True), ('settings.json','{}',False), ('settings.json','[]',False),
     ('summary.json','not json',False), ('history.jsonl','',True), ('history.jsonl','{"step": 1}\n',True),
     ('groups.jsonl','{"question": "x"}\n{"step": 1}\n',False), ('groups.jsonl','FOLDER',False)])
 def test_files_of_others_are_not_moved_aside(name, text, ours, tmp_path):

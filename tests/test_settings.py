@@ -38,6 +38,7 @@ TABLE = [   # (setting, value, what it needs)
     ('warmup_steps', 2.5, 'a whole number'),
     ('warmup_steps', -1, '0 or more'),
     ('loss_type', 'ppo', 'loss_type`? .*dapo'),
+    ('replay_priority', 'nope', "replay_priority`? 'nope'.*recency"),
     ('loss_type', 'cispo', "`epsilon_high` .* a cap of the ratio"),
     ('scale_rewards', 'std', 'group.*batch.*none'),
     ('importance_sampling_level', 'word', 'one of token, sequence'),
@@ -77,10 +78,14 @@ def test_train_config(name, value, says):
 
 @pytest.mark.parametrize('name,value,says', ids=str,
     argvalues=rows(GRPOWithReplayBufferConfig, *TRLS_OWN, ('steps_per_generation', 3), ('loss_type', 'cispo'),
-        ('loss_type', 'ppo'),
         ('reward_weights', 1.)))
 def test_trls_config(name, value, says):
     with pytest.raises(ValueError, match=f'(?s){needs(name, says)}'): T.config(**{name:value})
+
+def test_a_loss_of_ones_own_is_refused_on_trl_with_the_way_out():
+    for name in ('tanh', 'mine.py:tanh'):
+        seen = f"`loss_type` is '{name}', needs one of TRL's: grpo.*grpo_nb train"
+        with pytest.raises(ValueError, match=seen): T.config(loss_type=name)
 
 TOGETHER = [
     (dict(skip_zero_advantage=True, beta=.1), '`beta` .0.1. needs them: set beta to 0'),

@@ -1,6 +1,7 @@
 """Training 2N steps equals N steps, a checkpoint, and N more: weights, buffer and log, bit for bit.
 And what a kill leaves behind."""
 
+import json
 import os, signal, shutil
 from pathlib import Path
 import pytest, torch
@@ -379,6 +380,7 @@ def of_mine(entries, now): return [e.score for e in entries]
 def test_a_priority_that_is_a_function_is_saved_by_its_name(tmp_path):
     args = dict(output_dir=str(tmp_path), save_strategy='steps', save_steps=1, replay_priority=of_mine)
     T.trainer(max_steps=2, **args).train()
+    assert json.loads((tmp_path/'settings.json').read_text())['args']['replay_priority']=='of_mine'
     T.trainer(max_steps=3, **args).train(resume_from_checkpoint=True)
     with pytest.raises(ValueError, match='replay_priority=of_mine, this run has uniform'):
         T.trainer(max_steps=4, **args|dict(replay_priority='uniform')).train(resume_from_checkpoint=True)

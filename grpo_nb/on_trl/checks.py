@@ -18,8 +18,6 @@ from ..parts.validate import (
 from ..parts.versions import version_warnings
 from .config import check_layout
 from .ranks import assert_same_on_all_ranks
-from .trl_api import check_trl_api
-check_trl_api()   # names that TRL has moved are reported before a class is built on them
 
 # %% ../../nbs/on_trl/checks.ipynb #f95573b2
 log = logging.getLogger(__name__)
@@ -30,7 +28,6 @@ def check_arguments(
     args:tuple, kwargs:dict,  # of `GRPOTrainer`
 )->tuple:  # the arguments by name; prompts that were looked at; a fingerprint of the data, None for a stream
     "Check the trainer's arguments before a model is loaded, and that all processes got the same."
-    check_trl_api()
     given = inspect.signature(GRPOTrainer.__init__).bind(None, *args, **kwargs).arguments
     given.pop('self')
     given['args'] = a = check_settings_class(given['model'], given.get('args'), config_class)

@@ -6,6 +6,7 @@
 __all__ = ['GRPOWithReplayBufferConfig']
 
 # %% ../../nbs/on_trl/config.ipynb #c4e59744
+import re
 from dataclasses import dataclass, fields
 from numbers import Integral
 from transformers import GenerationConfig
@@ -16,7 +17,12 @@ from ..parts.storage import ReplayOptions
 from ..parts.registry import PRIORITIES, did_you_mean, resolve
 
 # %% ../../nbs/on_trl/config.ipynb #666172e1
+_HELP = GRPOConfig.__dataclass_fields__['loss_type'].metadata['help']
+_LOSSES = re.findall(r"'(\w+)'", _HELP.partition('Supported values are')[2].partition('.')[0])
+
 _RULES = [*RULES,
+    ('loss_type', lambda v: v in _LOSSES or not _LOSSES,   # a newer TRL may word its help otherwise
+        f"one of TRL's: {', '.join(_LOSSES)}; other losses run in `grpo_nb train`"),
     ('generation_batch_size', lambda v: v>=1, 'None, or 1 or more'),
     ('scale_rewards', lambda v: v in (True,False,'group','batch','none'), "'group', 'batch' or 'none'"),
     ('replay_age_decay', lambda v: v>0, 'None, or more than 0 optimizer steps'),

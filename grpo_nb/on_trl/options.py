@@ -93,7 +93,7 @@ def _cut_batch(a, given):
 # %% ../../nbs/on_trl/options.ipynb #8d9a60ab
 ALIASES = dict(repo_id='model', model_name_or_path='model', model_name='run_name',
     attn_implementation='attn_mechanism', num_return_sequences='num_generations',
-    max_new_tokens='max_completion_length', save_directory='output_dir', log_steps='logging_steps',
+    max_new_tokens='max_completion_length', save_directory='output_dir',
     dataset_name='dataset', dataset_train_split='dataset_split', reward_funcs='reward',
     reward_model_name_or_path='reward_model')
 
@@ -103,7 +103,6 @@ _REASONS = dict(
     do_sample=': answers are always sampled; `--temperature`, `--top_p`, `--top_k` and `--min_p` say how',
     ref_logps_chunk_size=_TILES, completion_chunk_size=_TILES, logprob_vocab_chunk_size=_TILES,
     max_loss_completion_tokens=': every token of an answer counts; `--max_completion_length` bounds them',
-    chunk_size=_TILES,
     strategy=': strategies other than replay'+_OF_TRAIN,
     advantages=': advantages'+_OF_TRAIN)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from accelerate.utils import gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl import GRPOConfig, GRPOTrainer
+from ..parts.registry import function_name
 from ..parts.validate import warmup_warning
 from ..parts.groups import dead_reason, group_scores
 from ..parts.ratios import importance_ratio, match_mask
@@ -39,7 +40,8 @@ def _shown_settings(args:GRPOConfig)->dict:
     usual = {f.name:f.default if f.default_factory is MISSING else f.default_factory()
         for f in fields(GRPOConfig)}
     def telling(k, v): return k in _CORE or k not in usual or v is not None and v!=usual[k]
-    return {k:v for k,v in args.to_dict().items() if k not in _ASIDE and telling(k, getattr(args, k))}
+    return {k:function_name(v) if callable(v) else v for k,v in args.to_dict().items()
+        if k not in _ASIDE and telling(k, getattr(args, k))}
 
 # %% ../../nbs/on_trl/record.ipynb #0ea73de5
 def end_token_ids(

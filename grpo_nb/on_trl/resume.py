@@ -18,6 +18,7 @@ from accelerate.utils import broadcast_object_list, gather_object, send_to_devic
 from transformers import TrainerCallback
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
+from ..parts.registry import function_name
 from ..parts.validate import describe_dataset_change
 from ..run.signals import check_stop, note_stop, stop_on_signal
 from ..run.checkpoints import (
@@ -102,8 +103,9 @@ class Resume:
     def replay_settings(self)->dict:
         "The settings that stored groups were stored under."
         t = self.trainer
-        settings = {k:getattr(v, '__name__', v) for k,v in vars(t.args).items() if k=='dead_tolerance'
-            or k.startswith('replay_') and k!='replay_scope'}   # a priority may be a function
+        settings = {k:v for k,v in vars(t.args).items() if k=='dead_tolerance'
+            or k.startswith('replay_') and k!='replay_scope'}
+        settings['replay_priority'] = function_name(t.args.replay_priority)
         if not t.args.replay_buffer_size: return settings
         return settings|dict(rewards=list(t.reward_func_names), reward_weights=t.reward_weights.tolist(),
             scale_rewards=t.scale_rewards, multi_objective_aggregation=t.multi_objective_aggregation)

@@ -39,7 +39,9 @@ class OffPolicyCorrection:
     def __post_init__(self):
         for k,known in dict(weight=IS_WEIGHTS, clip=CLIP_KINDS).items():
             require(k, getattr(self, k), getattr(self, k) in known, f'one of {", ".join(known)}')
-        for k in ('weight_cap','max_drift','max_moment'):
+        cap = self.weight_cap
+        require('weight_cap', cap, cap is not None and cap>=0, '0 or more')
+        for k in ('max_drift','max_moment'):
             require(k, getattr(self, k), (getattr(self, k) or 0)>=0, '0 or more')
 
     @property

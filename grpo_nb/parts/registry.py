@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LOSSES', 'ADVANTAGES', 'STRATEGIES', 'PRIORITIES', 'TASKS', 'REGISTRIES', 'Registry', 'register', 'registered_name',
-           'parameter_names', 'did_you_mean', 'resolve']
+           'function_name', 'parameter_names', 'did_you_mean', 'resolve']
 
 # %% ../../nbs/parts/registry.ipynb #72750b6a
 import difflib, functools, importlib, importlib.util, inspect, sys
@@ -95,6 +95,14 @@ def registered_name(
     if isinstance(thing, str): return thing
     names = [k for k,o in registry.items() if o is thing]
     return names[0] if len(names)==1 else thing
+
+def function_name(
+    f:Callable,  # a user's function, or its name
+)->str:
+    "The name of a function; for a partial, with its arguments."
+    if not isinstance(f, functools.partial): return getattr(f, '__name__', str(f))
+    given = [repr(o) for o in f.args] + [f'{k}={v!r}' for k,v in sorted(f.keywords.items())]
+    return f'{function_name(f.func)}({", ".join(given)})'
 
 @functools.cache
 def parameter_names(

@@ -16,7 +16,7 @@ from ..parts.sampling import check_lengths
 from grpo_nb.parts.validate import (
     Tokenizer, check_rendered, check_text_content, image_columns, opened_tag_warning, validate_dataset,
     warmup_warning)
-from ..parts.registry import STRATEGIES, resolve
+from ..parts.registry import STRATEGIES, function_name, resolve
 from .config import TrainConfig
 from ..parts.loss_inputs import parse_correction
 
@@ -70,7 +70,7 @@ def _check_replay(strategy, args):
     buffer,usual = getattr(strategy, 'buffer', None),TrainConfig.__dataclass_fields__
     for k in ('priority','age_limit','max_uses'):
         setting = getattr(args, f'replay_{k}')
-        setting = getattr(setting, '__name__', setting)   # a priority may be a function
+        if callable(setting): setting = function_name(setting)   # a priority
         if setting not in (usual[f'replay_{k}'].default, getattr(buffer, k, None)):
             raise ValueError(f'`replay_{k}` is {setting!r}, strategy {strategy.name!r} does not know of it: '
                 f"use 'replay' by its name (with a buffer), or give `{k}` to the strategy")

@@ -14,7 +14,7 @@ from ..parts.groups import LR_SCALES
 from ..parts.sampling import Sampling
 from ..parts.storage import ReplayOptions
 from ..parts.registry import (
-    ADVANTAGES, LOSSES, STRATEGIES, registered_name, resolve)
+    ADVANTAGES, LOSSES, PRIORITIES, STRATEGIES, registered_name, resolve)
 from ..parts.loss_inputs import (
     LossSettings, check_loss_options, loss_traits, parse_loss_kwargs, parse_correction)
 
@@ -80,12 +80,11 @@ class TrainConfig(RunConfig):
     advantages:Any = config_field('grpo',
         'how rewards become advantages: a name, FILE.py:NAME, or a function')
     loss_type:Any = config_field('dapo',
-        'grpo, dr_grpo, dapo, bnpo, cispo, sapo, luspo, vespo, FILE.py:NAME, or a function')
+        'the loss: a name, FILE.py:NAME, or a function')
     epsilon:float = config_field(.2, 'half-width of the clip range')
     beta:float = config_field(0., 'weight of the KL to the reference; 0 keeps no reference model')
     strategy:Any = config_field('replay',
-        'the strategy for zero-variance groups: replay, keep (plain GRPO), mask, '
-        'dynamic, another name, FILE.py:NAME, or an object')
+        'the strategy for zero-variance groups: a name, FILE.py:NAME, or an object; keep is plain GRPO')
 
     def __post_init__(self):
         if isinstance(self.output_dir, (str,os.PathLike)):
@@ -108,7 +107,7 @@ def make_loss_settings(
     a:RunConfig,  # of a run
 )->LossSettings:
     "The settings of the loss of a run."
-    fresh,stored = (parse_correction(o) for o in (a.correction, a.replay_correction))
+    fresh,stored = (parse_correction(getattr(a, k), k) for k in ('correction','replay_correction'))
     same = {f.name:getattr(a, f.name) for f in fields(LossSettings) if hasattr(a, f.name)}
     return LossSettings(**same|dict(correction=fresh, replay_correction=stored or fresh,
         loss_kwargs=parse_loss_kwargs(a.loss_kwargs)))
@@ -137,6 +136,7 @@ def check_config(
     resolve(LOSSES, a.loss_type)
     if a.aggregation: resolve(LOSSES, a.aggregation, 'aggregation')
     resolve(ADVANTAGES, a.advantages)
+    resolve(PRIORITIES, a.replay_priority, 'replay_priority')
     if a.strategy is None or isinstance(a.strategy, str):
         resolve(STRATEGIES, a.strategy or 'replay', hint=_PLAIN)
     check_settings(a, [
@@ -147,15 +147,16 @@ def check_config(
             f'a batch that can be shared out: its {B} groups are not a multiple of {k}')])
     require('epsilon_high', a.epsilon_high, a.loss_type!='cispo' or a.epsilon_high is not None,
         "a cap of the ratio with loss_type='cispo', such as 5.0")
-    for name in ('correction','replay_correction'): parse_correction(getattr(a, name), name)
-    check_loss_options(make_loss_settings(a))
-    if a.skip_zero_advantage: check_skip(a)
+    settings = make_loss_settings(a)
+    check_loss_options(settings)
+    if a.skip_zero_advantage: check_skip(a, settings)
 
 def check_skip(
-    a:RunConfig,  # a `TrainConfig`
+    a:RunConfig,            # a `TrainConfig`
+    settings:LossSettings,  # made of it
 )->None:
     "ValueError for a setting that needs the log-probs of answers with advantage 0."
-    corrections = (parse_correction(o) for o in (a.correction, a.replay_correction))
+    corrections = settings.correction,settings.replay_correction
     needs = [(a.beta, 'beta', 0), (a.entropy_coef, 'entropy_coef', 0),
         (a.top_entropy_quantile<1, 'top_entropy_quantile', 1),
         (any(o and o.max_moment is not None for o in corrections), 'correction', 'one without max_moment'),

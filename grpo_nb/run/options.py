@@ -8,16 +8,23 @@ __all__ = []
 # %% ../../nbs/run/options.ipynb #fed33fb6
 import os
 from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
-from dataclasses import field, fields, make_dataclass
+from dataclasses import Field, field, fields, make_dataclass
 from typing import Any
 from trl import TrlParser
-from ..parts.registry import did_you_mean
+from ..parts.registry import REGISTRIES, did_you_mean
 
 # %% ../../nbs/run/options.ipynb #cf5494d7
+def option_help(
+    f:Field,  # of a setting
+)->str:
+    "The help of a setting, with the names that are registered for it."
+    names = [k for o in REGISTRIES.values() if o.setting==f.name for k in o]
+    return f.metadata.get('help', '')+(f'; registered: {", ".join(names)}' if names else '')
+
 def _with_text(kind):
     "The dataclass, with text where it takes an object of any kind."
     objects = [f for f in fields(kind) if f.type is Any]
-    odd = [(f.name, str, field(default=f.default, metadata=f.metadata)) for f in objects]
+    odd = [(f.name, str, field(default=f.default, metadata=dict(help=option_help(f)))) for f in objects]
     return make_dataclass(kind.__name__, odd, bases=(kind,)) if odd else kind
 
 class _Help(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):

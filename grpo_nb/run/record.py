@@ -216,8 +216,10 @@ def load_json(
 )->tuple:       # (its content, {} if missing; list of str: its faults)
     "The content of a file of a record; a damaged one is left out and named."
     if not path.exists(): return {},[]
-    try: return json.loads(as_utf8(path.read_bytes())),[]
+    try: content = json.loads(as_utf8(path.read_bytes()))
     except ValueError as e: return {},[f'{path.name} is damaged and left out ({e})']
+    if isinstance(content, dict): return content,[]
+    return {},[f'{path.name} is left out: it holds no JSON object']
 
 def _is_ours(path):
     "Was this file of a record written by a `Recorder`? An empty one may have been."

@@ -6,12 +6,13 @@
 __all__ = ['load_checkpoint', 'resolve_checkpoint', 'resume_run', 'CheckpointCallback']
 
 # %% ../../nbs/run/resume.ipynb #ac28169c
-import copy, functools, json, shutil, warnings
+import copy, json, shutil, warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from tqdm.auto import tqdm
+from ..parts.registry import function_name
 from ..parts.validate import describe_dataset_change, reward_names
 from ..parts.files import save_json
 from .callbacks import TrainCallback, crossed
@@ -53,12 +54,6 @@ def rotate_checkpoints(
 # %% ../../nbs/run/resume.ipynb #b1ff009c
 STATE_FIELDS = ('step','prompts_seen','num_tokens','history')   # besides the parts with a `state_dict`
 
-def _own_name(f):
-    "The name of a user's function; for a partial, with its arguments."
-    if not isinstance(f, functools.partial): return getattr(f, '__name__', str(f))
-    given = [repr(o) for o in f.args] + [f'{k}={v!r}' for k,v in sorted(f.keywords.items())]
-    return f'{_own_name(f.func)}({", ".join(given)})'
-
 def json_args(
     s:TrainState,  # its settings and its strategy
 )->dict:
@@ -67,10 +62,10 @@ def json_args(
     A user's loss is `loss`, and `loss_type` says how its tokens are averaged.
     """
     a = {f.name:getattr(s.args, f.name) for f in fields(s.args)} | dict(strategy=s.strategy.name)
-    if callable(a['advantages']): a['advantages'] = _own_name(a['advantages'])
+    if callable(a['advantages']): a['advantages'] = function_name(a['advantages'])
     if callable(a['loss_type']):
-        a |= dict(loss_type=a['aggregation'] or 'dapo', loss=_own_name(a['loss_type']))
-    def other(o): return asdict(o) if is_dataclass(o) else getattr(o, '__name__', str(o))
+        a |= dict(loss_type=a['aggregation'] or 'dapo', loss=function_name(a['loss_type']))
+    def other(o): return asdict(o) if is_dataclass(o) else function_name(o)
     return json.loads(json.dumps(a, default=other))
 
 # %% ../../nbs/run/resume.ipynb #e20a2412
