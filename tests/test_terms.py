@@ -4,9 +4,9 @@ import pytest, torch
 from browsing import CONTRAST, RULES, axe_errors
 from grpo_nb.advantages import group_advantages
 from grpo_nb.inspector import add_token_terms, inspector_html
-from grpo_nb.variants.token_terms import TokenTermsCallback
+from grpo_nb.variants.token_terms import TokenTermsCallback, token_terms
 from grpo_nb.parts.registry import LOSSES
-from grpo_nb.parts.loss_inputs import LossSettings
+from grpo_nb.parts.loss_inputs import LossInputs, LossSettings, parse_correction
 from grpo_nb.parts.datasets import chain_sum
 from grpo_nb.run.reading import LoggedRun, read_run
 from grpo_nb.run.record import Recorder
@@ -141,6 +141,41 @@ def test_the_other_losses_are_not_asked_for_the_options_of_the_runs_own(tmp_path
     train(*make(str(tmp_path), loss_type=widened, loss_kwargs='width=3', max_steps=2),
         callbacks=[TokenTermsCallback()], print_verdict=False)
     assert {*LOSSES, 'widened'}==set(read_run(tmp_path).rows[0]['terms']['by'])
+
+KINDS = dict(aggregation='dr_grpo'),dict(loss_kwargs='sapo_temperature_pos=4')
+
+@pytest.mark.parametrize('option', KINDS, ids=lambda o: '-'.join(o))
+def test_terms_made_from_a_record_add_up_to_the_runs_own_loss(option, tmp_path):
+    settings = dict(loss_type='sapo', strategy='keep', record_tokens=True, max_steps=2, learning_rate=1e-3,
+        steps_per_generation=1)
+    train(*make(str(tmp_path), **settings|option), print_verdict=False)
+    run = read_run(tmp_path)
+    rows = [o for o in add_token_terms(run).rows if o['step']==run.rows[-1]['step']]
+    assert all(o['terms']['named'] for o in rows)
+    total = sum(sum(map(sum, o['terms']['by']['sapo']['term'])) for o in rows)
+    assert total==pytest.approx(run.history['loss'].iloc[-1], abs=1e-5)
+
+def terms_of_a_row(**args):
+    row = dict(step=0, group=0, prompt='q', completions=['a b','c'], rewards=[0., 1.], replacement=None,
+        tokens=[['a',' b'], ['c']], logps=[[-1., -2.], [-4.]])
+    row['token_logps'] = dict(old=[[-1.3, -2.], [-4.5]], policy=row['logps'])
+    settings = dict(trainer='grpo_nb', versions={}, args=dict(loss_type='dapo', aggregation=None)|args)
+    return add_token_terms(LoggedRun(None, settings, None, [row], {})).rows[0]['terms']
+
+@pytest.mark.parametrize('weight', ['truncated','none','sequence'])
+def test_terms_made_from_a_record_are_corrected_as_the_run_was(weight):
+    correction = f'weight={weight},weight_cap=1.2,clip=none'
+    logps,old = (torch.tensor([[[a, b], [c, 0.]]]) for a,b,c in ((-1.,-2.,-4.), (-1.3,-2.,-4.5)))
+    A,mask = torch.tensor([[-.7070, .7070]]),torch.tensor([[[True, True], [True, False]]])
+    x = LossInputs(logps, old, A, mask, prox_logps=old)
+    corrected = token_terms(x, LossSettings(correction=parse_correction(correction)))['term'][mask]
+    terms = terms_of_a_row(correction=correction)['by']['dapo']['term']
+    assert [v for o in terms for v in o]==pytest.approx(corrected.tolist(), abs=1e-3)
+
+def test_a_loss_that_is_not_known_here_is_not_named_by_another():
+    assert terms_of_a_row()['named'] and terms_of_a_row(aggregation='grpo')['named']
+    for args in (dict(loss='mine'), dict(loss_type='mine'), dict(aggregation='mine.py:by_hand')):
+        assert not terms_of_a_row(**args)['named']
 
 # ---- other people's files
 

@@ -37,6 +37,8 @@ def test_a_home_folder_is_written_as_in_a_shell(tmp_path, monkeypatch):
     [
         (dict(strategy='relay'), "no strategy 'relay'"),
         (dict(rewards=[]), 'no reward functions'),
+        (dict(rewards=[torch.nn.Linear(1, 1)]), '`Linear`.* is a model, and rewards are functions here'),
+        (dict(rewards=['org/reward-model']), 'is a model, and rewards are functions here'),
         (dict(dataset=['1+1='] * 16), "no column `prompt`"),
         (dict(dataset=[dict(prompt='1')] * 15 + [dict(text='1')]), 'row 15 has the prompt None'),
         (dict(dataset=[dict(prompt=[dict(role='user', content=[dict(type='text', text='1')])])] * 16),

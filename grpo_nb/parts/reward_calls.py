@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from .groups import Groups
 from .validate import Tokenizer, reward_name, reward_names, validate_rewards
 
@@ -119,6 +119,9 @@ def check_reward_parameters(
     names = [*(k for k in columns if k not in passed_otherwise), 'prompts', 'completions', 'completion_ids',
         'trainer_state', 'log_extra', 'log_metric']
     for f,name in zip(funcs, reward_names(funcs)):
+        if isinstance(f, (str, nn.Module)):
+            raise ValueError(f'reward `{name}` is a model, and rewards are functions here: call '
+                'it in a function of yours, or train on TRL, which takes reward models')
         if why := parameters_error(f, names):
             raise ValueError(f'{describe_reward_func(f, name)} does not fit the dataset: {why}')
 

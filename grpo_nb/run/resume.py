@@ -109,7 +109,7 @@ def check_checkpoint(
     anew = f'or start a new run from its weights, `load_model({str(path)!r})`'
     if 'args' not in meta:
         raise ValueError(f'{path} is a checkpoint of a run on TRL: resume it by its own trainer, {anew}')
-    then = meta['args']|{f'strategy.{k}':v for k,v in meta.get('strategy_options', {}).items()}
+    then = meta['args']|{f'strategy.{k}':v for k,v in meta['strategy_options'].items()}
     now |= {f'strategy.{k}':v for k,v in s.strategy_options.items()}
     changed = {k:v for k,v in then.items() if k not in _MAY_CHANGE_ON_RESUME and v!=now.get(k)}
     if changes := '; '.join(f'{k}: {v} then, {now.get(k)} now' for k,v in changed.items()):

@@ -6,13 +6,13 @@
 __all__ = ['token_terms', 'compare_losses', 'TokenTermsCallback', 'add_token_terms']
 
 # %% ../../nbs/variants/token_terms.ipynb #bd6a1287
-import math, re
+import inspect, math, re
 from dataclasses import fields, replace
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from ..advantages import group_advantages
 from ..loss import policy_loss
-from ..parts.loss_inputs import LossInputs, LossSettings
+from ..parts.loss_inputs import LossInputs, LossSettings, parse_correction, parse_loss_kwargs
 from ..parts.loss_metrics import capped_mask
 from ..parts.registry import LOSSES
 from ..run.callbacks import TrainCallback
@@ -95,13 +95,22 @@ def add_token_terms(
         return known and not o.get('terms') and not o.get('replacement')
     silent = {s:rows for s,rows in run.by_step.items() if all(map(can, rows))}
     per = max((len(rows) for rows in silent.values()), default=1)
-    unread = {'correction','replay_correction','loss_kwargs','aggregation'}
-    names = {f.name for f in fields(LossSettings)}-unread
-    known = {k:v for k in names if (v := run.setting(k)) is not None}
-    if known.get('loss_type') not in LOSSES: known['loss_type'] = 'dapo'
+    settings,named = _recorded_settings(run)
     for step in list(silent)[::-1][::max(1, -(-len(silent)*per//most))]:
-        _step_terms(silent[step], LossSettings(**known), run.setting('loss_type') in LOSSES)
+        _step_terms(silent[step], settings, named)
     return run
+
+def _recorded_settings(run):
+    "The settings of a run's loss, and whether that loss is one of `LOSSES`: else they are those of 'dapo'."
+    names = {f.name for f in fields(LossSettings)}-{'correction','replay_correction','loss_kwargs'}
+    known = {k:v for k in names if (v := run.setting(k)) is not None}
+    known['correction'] = parse_correction(run.setting('correction'))
+    loss,divisor = known.get('loss_type'),known.get('aggregation')
+    if loss not in LOSSES or run.setting('loss') or divisor not in (None, *LOSSES):
+        return LossSettings(**known|dict(loss_type='dapo', aggregation=None)),False
+    given = run.settings.get('args', {})|parse_loss_kwargs(run.setting('loss_kwargs'))   # TRL's are settings
+    options = {k for k,p in inspect.signature(LOSSES[loss]).parameters.items() if p.default is not p.empty}
+    return LossSettings(**known, loss_kwargs={k:v for k,v in given.items() if k in options}),True
 
 def _rewards(o):   # (1, G)
     return torch.tensor([[math.nan if x is None else float(x) for x in o['rewards']]])
@@ -129,7 +138,8 @@ def _step_terms(rows, settings, named):
     now = base.get('policy', torch.zeros(mask.shape))
     beta = settings.beta if 'ref' in base else 0.   # entropies are not on file
     settings = replace(settings, beta=beta, top_entropy_quantile=1., entropy_coef=0.)
-    x = LossInputs(now, base.get('old', now), A, mask, base.get('ref'))
+    old = base.get('old', now)
+    x = LossInputs(now, old, A, mask, base.get('ref'), prox_logps=old)
     terms = compare_losses(x, settings)
     for o,numbers in zip(rows, format_terms(base, terms, mask)):
         if words: numbers = dict(by={k:dict(weight=x['weight']) for k,x in numbers['by'].items()})
