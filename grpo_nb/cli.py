@@ -237,7 +237,7 @@ def train_parser()->object:   # an `OptionParser`
 # %% ../nbs/reference/cli.ipynb #f3905a6f
 def _notes(prompt, tokenizer, default_reward, tiny_on_own=False, has_examples=False):
     "Warnings about prompts like this one, printed before the run; solved examples show how to answer."
-    from grpo_nb.parts.validate import is_rendered
+    from grpo_nb.parts.row_checks import is_rendered
     text = isinstance(prompt, str) and not has_examples
     bare = text and not is_rendered(tokenizer, prompt)
     holds = dict(tiny=tiny_on_own, chat=bare and tokenizer.chat_template,
@@ -253,7 +253,7 @@ def train_command(
     import torch
     from grpo_nb.demo import train_and_evaluate
     from grpo_nb.parts.answers import escape_controls
-    from grpo_nb.parts.validate import is_rendered
+    from grpo_nb.parts.row_checks import is_rendered
     from grpo_nb.parts.datasets import FEW_SHOT, end_at_newline
     from grpo_nb.parts.reward_loading import load_reward
     from grpo_nb.run.resume import resolve_checkpoint

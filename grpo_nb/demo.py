@@ -13,7 +13,7 @@ from typing import Any
 from torch.nn import Module
 from .parts.files import save_json
 from .parts.versions import versions
-from .parts.validate import Tokenizer
+from .parts.row_checks import Tokenizer
 from .run.reading import read_run
 from .see.view import write_report
 from .see.readers import judge_run

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
-from .parts.validate import Tokenizer, reward_names, template_start
+from .parts.row_checks import Tokenizer
+from .parts.reward_checks import reward_names, template_start
 from .parts.sampling import end_tokens, padding_token
 from .parts.stats import mean_ci, wilson_ci
 from .run.signals import check_stop, output_is_file

@@ -10,7 +10,7 @@ import torch
 from fastcore.basics import patch
 from trl import GRPOTrainer
 from .parts.groups import pack_groups
-from .parts.validate import validate_prompts
+from .parts.row_checks import validate_prompts
 from .replay import ReplayBuffer
 from .run.checkpoints import checkpoint_error, last_checkpoint
 from .on_trl.base import RunOnTRL

@@ -18,7 +18,7 @@ from torch import Tensor
 from .parts.groups import StoredGroup, Groups, group_scores, pack_groups, insert_stored
 from .parts.registry import PRIORITIES, STRATEGIES, function_name, register, resolve
 from .parts.storage import GroupStorage, check_scores, check_weights, own_memory
-from .parts.validate import is_int, require
+from .parts.setting_checks import is_int, require
 from .variants.strategy import DeadGroupStrategy, ProcessedBatch, prompt_keys
 
 # %% ../nbs/11_replay.ipynb #6cba4072

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from .parts.files import ASSETS
 from .parts.sampling import end_tokens, padding_token
-from .parts.validate import Tokenizer
+from .parts.row_checks import Tokenizer
 
 # %% ../nbs/03_tiny_qwen.ipynb #babfe312
 SPECIALS = ['<|endoftext|>', '<|im_start|>', '<|im_end|>']

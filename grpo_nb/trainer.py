@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 import torch
 from torch import Tensor, nn
-from .parts.validate import Tokenizer, template_start
+from .parts.row_checks import Tokenizer
+from .parts.reward_checks import template_start
 from .parts.fast_path import unwrap_compiled
 from .parts.groups import Groups, dead_by_func, live_groups, lr_factor
 from .parts.loss_inputs import LossInputs

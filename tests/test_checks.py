@@ -6,9 +6,9 @@ from datasets import Dataset
 from grpo_nb.parts.datasets import load_problems, select_rows, split_problems
 from grpo_nb.run.callbacks import CallbackList, TrainCallback
 from grpo_nb.run.checks import check_train_args
-from grpo_nb.parts.validate import (
-    source_row, warmup_warning,
-    check_rendered, validate_dataset, is_rendered, dataset_fingerprint, describe_dataset_change)
+from grpo_nb.parts.setting_checks import warmup_warning
+from grpo_nb.parts.row_checks import (
+    source_row, check_rendered, validate_dataset, is_rendered, dataset_fingerprint, describe_dataset_change)
 from grpo_nb.parts.sampling import check_lengths
 from grpo_nb.run.record import dataset_info
 from grpo_nb.tiny_qwen import encode_prompts, make_tokenizer, tiny_model

@@ -2,7 +2,8 @@
 import asyncio, functools, inspect, math, warnings
 from concurrent.futures import ThreadPoolExecutor
 import pytest, torch
-from grpo_nb.parts.validate import validate_rewards, validate_dataset, reward_name, reward_names
+from grpo_nb.parts.row_checks import validate_dataset
+from grpo_nb.parts.reward_checks import validate_rewards, reward_name, reward_names
 from grpo_nb.parts.registry import import_file
 from grpo_nb.parts.reward_loading import load_reward
 from grpo_nb.advantages import multi_reward_advantages

@@ -13,8 +13,9 @@ from datasets import Dataset
 from transformers import AutoConfig, PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
 from ..parts.corrections import warn_unless_clipped
-from ..parts.validate import (
-    check_rendered, dataset_fingerprint, image_columns, max_context_length, reward_names, validate_dataset)
+from ..parts.setting_checks import max_context_length
+from ..parts.row_checks import check_rendered, dataset_fingerprint, image_columns, validate_dataset
+from ..parts.reward_checks import reward_names
 from ..parts.versions import version_warnings
 from .config import check_layout
 from .ranks import assert_same_on_all_ranks

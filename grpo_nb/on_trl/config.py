@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from numbers import Integral
 from transformers import GenerationConfig
 from trl import GRPOConfig
-from ..parts.validate import RULES, require, check_settings, config_field
+from ..parts.setting_checks import RULES, require, check_settings, config_field
 from ..parts.groups import LR_SCALES
 from ..parts.storage import ReplayOptions
 from ..parts.registry import PRIORITIES, did_you_mean, resolve

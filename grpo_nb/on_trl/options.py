@@ -19,7 +19,7 @@ from trl import ModelConfig
 from ..parts.datasets import hub_rows, load_problems, make_problems
 from ..parts.files import read_asset
 from ..parts.registry import TASKS
-from ..parts.validate import config_field
+from ..parts.setting_checks import config_field
 from ..run.options import OptionParser
 
 # %% ../../nbs/on_trl/options.ipynb #fa818825

@@ -15,7 +15,7 @@ from accelerate.utils import gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 from ..parts.registry import function_name
-from ..parts.validate import warmup_warning
+from ..parts.setting_checks import warmup_warning
 from ..parts.groups import dead_reason, group_scores
 from ..parts.ratios import importance_ratio, match_mask
 from ..run.record import (

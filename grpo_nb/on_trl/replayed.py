@@ -17,7 +17,7 @@ from ..parts.corrections import apply_correction
 from ..parts.loss_inputs import OffPolicyCorrection, loss_traits
 from ..parts.ratios import (
     ClipRange, importance_ratio, merge_sums, ppo_clip_mask, ratio_row, ratio_sums)
-from ..parts.validate import max_context_length
+from ..parts.setting_checks import max_context_length
 from .distributed import DrawResult
 from .rows import TrlRows, compute_logps, with_positions
 # after `rows`, which reports it in a sentence where TRL has moved one of them

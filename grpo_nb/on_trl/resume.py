@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
 from ..parts.registry import function_name
-from ..parts.validate import describe_dataset_change
+from ..parts.row_checks import describe_dataset_change
 from ..run.signals import check_stop, note_stop, stop_on_signal
 from ..run.checkpoints import (
     checkpoint_error, checkpoint_folders, disk_full_error, get_rng_state, is_disk_full,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from trl import GRPOTrainer
 from ..parts.groups import dead_by_func, nan_std, reward_std, no_reward_mask
 from ..parts.reward_calls import is_async_callable, keep_seed, own_lists
-from ..parts.validate import distinct_names, opened_tag_warning, template_start, validate_rewards
+from ..parts.reward_checks import distinct_names, opened_tag_warning, template_start, validate_rewards
 from .ranks import wait_for_all_ranks
 
 # %% ../../nbs/on_trl/rewards.ipynb #8d281725

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
-from .validate import opened_tags
+from .reward_checks import opened_tags
 
 # %% ../../nbs/parts/answers.ipynb #df0f38f5
 def boxed(

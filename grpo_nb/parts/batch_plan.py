@@ -8,7 +8,7 @@ __all__ = ['batch_plan', 'plan_lines', 'beta_pass_rates', 'batch_command']
 # %% ../../nbs/parts/batch_plan.ipynb #d0ba867f
 import math
 import numpy as np
-from .validate import require, is_int
+from .setting_checks import require, is_int
 from .groups import expected_dead_frac
 
 # %% ../../nbs/parts/batch_plan.ipynb #55407b39

@@ -9,7 +9,7 @@ __all__ = ['chunked_logps']
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from .validate import require
+from .setting_checks import require
 
 # %% ../../nbs/parts/chunked_logps.ipynb #857471e9
 def _block(hidden, W, temperature, out, dtype):

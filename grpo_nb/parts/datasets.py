@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from datasets import Dataset
 from fastcore.basics import partialler
-from .validate import require, validate_prompts, is_int, source_row
+from .setting_checks import require, is_int
+from .row_checks import validate_prompts, source_row
 from .files import as_utf8
 from .registry import TASKS, register, resolve
 from .answers import boxed

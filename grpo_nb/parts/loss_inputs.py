@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 import torch
 from torch import Tensor
-from .validate import require
+from .setting_checks import require
 from .ratios import ClipRange
 from .registry import LOSSES, parameter_names, registered_name, resolve
 

@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from .groups import Groups
-from .validate import Tokenizer, reward_name, reward_names, validate_rewards
+from .row_checks import Tokenizer
+from .reward_checks import reward_name, reward_names, validate_rewards
 
 # %% ../../nbs/parts/reward_calls.ipynb #ca110006
 @dataclass

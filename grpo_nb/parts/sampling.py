@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
-from .validate import (
-    Tokenizer, check_settings, max_context_length, config_field, source_row)
+from .setting_checks import check_settings, max_context_length, config_field
+from .row_checks import Tokenizer, source_row
 from .tensors import eval_mode
 from .fast_path import (
     CachedDecoder, FAST_PATH_MAX_PARAMS, FusedDecoder, check_left_padded, fast_path_blocker)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from .validate import config_field, check_settings
+from .setting_checks import config_field, check_settings
 from .groups import StoredGroup
 
 # %% ../../nbs/parts/storage.ipynb #d397b46f

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from ..parts.corrections import warn_unless_clipped
 from ..parts.reward_calls import check_reward_parameters
 from ..parts.sampling import check_lengths
-from grpo_nb.parts.validate import (
-    Tokenizer, check_rendered, check_text_content, image_columns, opened_tag_warning, validate_dataset,
-    warmup_warning)
+from ..parts.setting_checks import warmup_warning
+from ..parts.row_checks import (
+    Tokenizer, check_rendered, check_text_content, image_columns, validate_dataset)
+from ..parts.reward_checks import opened_tag_warning
 from ..parts.registry import STRATEGIES, function_name, resolve
 from .config import TrainConfig
 from ..parts.loss_inputs import parse_correction

@@ -9,7 +9,7 @@ __all__ = ['TrainConfig', 'make_loss_settings', 'make_config']
 import os
 from dataclasses import dataclass, fields, replace
 from typing import Any
-from ..parts.validate import RULES, require, check_settings, config_field
+from ..parts.setting_checks import RULES, require, check_settings, config_field
 from ..parts.groups import LR_SCALES
 from ..parts.sampling import Sampling
 from ..parts.storage import ReplayOptions

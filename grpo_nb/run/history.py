@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 from torch import Tensor
-from ..parts.validate import reward_names
+from ..parts.reward_checks import reward_names
 from ..parts.groups import Groups, reward_std
 from ..parts.loss_metrics import replay_metrics
 from .callbacks import TrainCallback, crossed

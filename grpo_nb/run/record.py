@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 from torch import Tensor
-from ..parts.validate import Tokenizer, is_rendered
+from ..parts.row_checks import Tokenizer, is_rendered
 from ..parts.files import as_utf8, save_json
 from ..parts.versions import versions
 

@@ -13,7 +13,8 @@ from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from tqdm.auto import tqdm
 from ..parts.registry import function_name
-from ..parts.validate import describe_dataset_change, reward_names
+from ..parts.row_checks import describe_dataset_change
+from ..parts.reward_checks import reward_names
 from ..parts.files import save_json
 from .callbacks import TrainCallback, crossed
 from grpo_nb.run.checkpoints import (

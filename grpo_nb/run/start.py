@@ -10,7 +10,7 @@ import copy, random
 import torch
 from torch import nn
 from ..parts.registry import ADVANTAGES, resolve
-from ..parts.validate import Tokenizer, dataset_fingerprint
+from ..parts.row_checks import Tokenizer, dataset_fingerprint
 from .checkpoints import new_run_id
 from .config import TrainConfig, make_loss_settings
 from .optim import make_optimizer

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 import torch
 from torch import nn
-from ..parts.validate import Tokenizer
+from ..parts.row_checks import Tokenizer
 from .config import TrainConfig
 from ..parts.loss_inputs import LossSettings
 from ..parts.reward_calls import run_state

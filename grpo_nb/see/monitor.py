@@ -15,7 +15,7 @@ from ..parts.groups import dead_reason
 from ..parts.ratios import match_mask
 from ..parts.sampling import end_tokens
 from ..parts.tensors import masked_mean
-from ..parts.validate import reward_names
+from ..parts.reward_checks import reward_names
 from ..run.batch_record import TrainBatch
 from ..run.callbacks import TrainCallback
 from ..run.checkpoints import is_disk_full, disk_full_error

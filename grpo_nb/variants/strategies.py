@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from fastcore.basics import patch
-from ..parts.validate import require, is_int
+from ..parts.setting_checks import require, is_int
 from ..parts.registry import STRATEGIES, register, resolve
 from ..advantages import group_advantages
 from ..generation import Rollouts
