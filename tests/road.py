@@ -508,7 +508,7 @@ def on_trl(case):
     "Train with the trainer on TRL and compare."
     from grpo_nb.run.reading import read_run
     c = NS(**case)
-    two,r = c.rewards!='one',c.replay_correction or {}
+    two = c.rewards!='one'
     spg = c.parts*c.accumulate
     kw = dict(per_device_train_batch_size=4*G//spg, steps_per_generation=spg,
         gradient_accumulation_steps=c.accumulate,
@@ -524,8 +524,7 @@ def on_trl(case):
         reward_weights=WEIGHTS[c.rewards], max_grad_norm=c.max_grad_norm or 1e6,
             replay_unreplaced=c.unreplaced,
         replay_stored_per_fresh=c.stored_per_fresh, record_tokens=True,
-        replay_weight=r.get('weight', 'token'), replay_clip=r.get('clip', 'ppo'), seed=c.seed,
-        replay_weight_cap=r.get('weight_cap', 2.), replay_max_drift=r.get('max_drift'),
+        replay_correction=words(c.replay_correction), seed=c.seed,
         top_k=c.top_k, top_p=c.top_p, min_p=c.min_p)
     if c.problems:   # so many, in turn: one alone is every group of a batch
         kw['dataset'] = T.Dataset.from_dict(dict(prompt=(T.PROMPTS[:c.problems]*4)[:4]))

@@ -97,18 +97,20 @@ def test_two_generations_in_a_step_give_the_loss_of_each(loss, monkeypatch):
     assert max(d for old,d in seen if old)>1e-3   # a replayed row's ratio is not 1
 
 
-@pytest.mark.parametrize('kw,says', [(dict(replay_weight='none', beta=.1), 'use_bias_correction_kl'),
-    (dict(replay_clip='none', loss_type='vespo'), 'vespo'),
-    (dict(replay_max_drift=.1, off_policy_mask_threshold=.5), 'off-policy mask'),
-    (dict(replay_weight='decoupled'), 'one of'),
-    (dict(replay_weight='half'), 'one of'), (dict(replay_weight_cap=0), 'above 0')])
+@pytest.mark.parametrize('kw,says', [(dict(replay_correction='weight=none', beta=.1), 'use_bias_correction_kl'),
+    (dict(replay_correction='clip=none', loss_type='vespo'), 'vespo'),
+    (dict(replay_correction='max_drift=.1', off_policy_mask_threshold=.5), 'off-policy mask'),
+    (dict(replay_correction='weight=decoupled'), 'has no place'),
+    (dict(replay_correction='max_moment=.04'), 'has no place'),
+    (dict(replay_correction='weight=half'), 'one of')])
 def test_a_correction_that_trl_does_not_allow_is_refused(kw, says):
     with pytest.raises(ValueError, match=says): T.config(**kw)
 
-@pytest.mark.parametrize('kw,rank,times', [(dict(replay_clip='none'), '0', 1),
-    (dict(replay_clip='none', replay_weight='truncated'), '0', 1), (dict(replay_clip='none'), '1', 0),
-    (dict(replay_clip='none', replay_buffer_size=0), '0', 0), (dict(replay_clip='two_sided'), '0', 0),
-    ({}, '0', 0)])
+@pytest.mark.parametrize('kw,rank,times', [(dict(replay_correction='clip=none'), '0', 1),
+    (dict(replay_correction='clip=none,weight=truncated'), '0', 1),
+    (dict(replay_correction='clip=none'), '1', 0),
+    (dict(replay_correction='clip=none', replay_buffer_size=0), '0', 0),
+    (dict(replay_correction='clip=two_sided'), '0', 0), ({}, '0', 0)])
 def test_a_run_warns_once_where_replayed_tokens_are_not_clipped(kw, rank, times, monkeypatch):
     monkeypatch.setenv('RANK', rank)
     with warnings.catch_warnings(record=True) as seen:

@@ -88,8 +88,8 @@ def test_stored_groups_beside_fresh_ones_have_a_colour_of_their_own():
 
 SAID = [(dict(), 'with the ratio'), (dict(strategy_options=dict(force_ratio_one=True)), 'without correction'),
     *((dict(args={k:v}), f'{word} ') for word,k,v in (('without','replay_correction','weight=none,clip=none'),
-        ('without','correction','weight = none'), ('without','replay_weight','none'),
-        ('with','replay_correction','weight=truncated,clip=none'), ('with','replay_weight','token')))]
+        ('without','correction',dict(weight='none')),
+        ('with','replay_correction','weight=truncated,clip=none')))]
 @pytest.mark.parametrize('kw,says', SAID)
 def test_the_page_says_how_the_run_corrected(run, kw, says):
     o = LoggedRun(run.folder, run.settings|kw, run.history, run.rows, run.summary, [])

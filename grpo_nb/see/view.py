@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from ..parts.files import atomic_write, page_table, png_bytes, read_asset
 from ..run.record import TOKEN_FIELDS, to_jsonable, to_jsonl
+from ..parts.loss_inputs import parse_correction
 from ..run.reading import LoggedRun
 from .findings import DEAD, RunColumns, all_identical, finding_curves, load_rules
 from .readers import finite_values, history_rows, judge_run, open_run, reward_scale
@@ -200,9 +201,8 @@ def _about(run, look):
 def _correction(run):
     "How replayed groups were corrected, as text; '' if nothing was replayed."
     if not any(o.get('replacement') for o in run.rows): return ''
-    how = run.setting('replay_correction') or run.setting('correction') or ''   # 'weight=none,clip=…'
-    weights = [*re.findall(r'weight\s*=\s*(\w+)', how), run.setting('replay_weight')]   # the last on TRL
-    ratio_one = run.setting('force_ratio_one') or 'none' in weights
+    correction = parse_correction(run.setting('replay_correction') or run.setting('correction'))
+    ratio_one = run.setting('force_ratio_one') or (correction and correction.weight=='none')
     if ratio_one: return 'replayed without correction: every ratio was taken as 1'
     return 'replayed with the ratio to the policy that sampled'
 
