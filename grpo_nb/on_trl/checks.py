@@ -13,6 +13,7 @@ from datasets import Dataset
 from transformers import AutoConfig, PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
 from ..parts.corrections import warn_unless_clipped
+from ..parts.loss_inputs import parse_correction
 from ..parts.setting_checks import max_context_length
 from ..parts.row_checks import check_rendered, dataset_fingerprint, image_columns, validate_dataset
 from ..parts.reward_checks import reward_names
@@ -42,7 +43,8 @@ def check_arguments(
         fingerprint = dataset_fingerprint(data)   # for a resume
     if os.environ.get('RANK', '0')=='0':   # of several processes one warns
         for o in version_warnings(): warnings.warn(o, stacklevel=3)
-        if a.replay_buffer_size: warn_unless_clipped(a.replay_clip, "replay_clip='none'")
+        correction = parse_correction(a.replay_correction, 'replay_correction')
+        if correction and a.replay_buffer_size: warn_unless_clipped(correction.clip, 'replay_correction')
     check_agreement(a, given.get('reward_funcs'), fingerprint)
     return given,prompts,fingerprint
 

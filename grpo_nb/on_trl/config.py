@@ -13,6 +13,7 @@ from transformers import GenerationConfig
 from trl import GRPOConfig
 from ..parts.setting_checks import RULES, require, check_settings, config_field
 from ..parts.groups import LR_SCALES
+from ..parts.loss_inputs import parse_correction
 from ..parts.storage import ReplayOptions
 from ..parts.registry import PRIORITIES, did_you_mean, resolve
 
@@ -26,8 +27,7 @@ _RULES = [*RULES,
     ('generation_batch_size', lambda v: v>=1, 'None, or 1 or more'),
     ('scale_rewards', lambda v: v in (True,False,'group','batch','none'), "'group', 'batch' or 'none'"),
     ('replay_age_decay', lambda v: v>0, 'None, or more than 0 optimizer steps'),
-    ('replay_weight_cap', lambda v: v>0, 'a number above 0'),
-    ('replay_max_drift', lambda v: v>=0, 'None, or 0 or more nats per token'),
+
     ('replay_same_prompt_first record_tokens', lambda v: True, 'True or False'),
     ('record_max_groups', lambda v: v>=1, 'None, or 1 or more groups')]
 
@@ -59,17 +59,17 @@ def _check_replay_settings(a:GRPOConfig)->None:
         (a.replay_stored_per_fresh and not a.replay_buffer_size,
             '`replay_stored_per_fresh` takes groups from the buffer: set `replay_buffer_size` above 0'))
     for k,o in choices.items(): require(k, getattr(a, k), getattr(a, k) in o, f'one of {o}')
-    # moved: then a row is compared with itself, not with its sampler, which TRL does not always allow
-    moved = (a.replay_weight,a.replay_clip)!=('token','ppo')
-    if not moved and a.replay_max_drift is None: return
-    def no(why, do):
-        return (f'`replay_weight`, `replay_clip` and `replay_max_drift` cannot be changed here: {why}. '
-            f'Set {do}, or leave them')
-    _refuse((a.loss_type=='vespo', no("loss_type='vespo' weighs whole answers", 'another loss_type')),
-        (moved and a.beta and a.use_bias_correction_kl, no('TRL weighs the KL term by the same ratio',
-            'use_bias_correction_kl=False')),
+    c = parse_correction(a.replay_correction, 'replay_correction')
+    if not (c and c.is_active): return
+    def no(why, do): return f'`replay_correction` is {a.replay_correction!r}, but {why}: {do}, or leave it out'
+    _refuse((c.weight=='decoupled' or c.max_moment is not None, no("TRL's loss has no place for "
+            'weight=decoupled and max_moment', 'train with `grpo_nb train`')),
+        (a.loss_type=='vespo', no("loss_type='vespo' weighs whole answers", 'set another loss_type')),
+        # another weight or clip compares a row with itself, not with its sampler
+        (c.replaces_loss and a.beta and a.use_bias_correction_kl,
+            no('TRL weighs the KL term by the same ratio', 'set use_bias_correction_kl=False')),
         (a.off_policy_mask_threshold is not None, no("TRL's off-policy mask looks at the same log-probs",
-            'off_policy_mask_threshold=None')))
+            'set off_policy_mask_threshold=None')))
 
 def check_layout(
     a:GRPOConfig,   # a `GRPOWithReplayBufferConfig`
@@ -97,19 +97,9 @@ def check_layout(
 @dataclass
 class GRPOWithReplayBufferConfig(ReplayOptions, GRPOConfig):
     "Every setting of TRL's `GRPOConfig`, and what happens to groups whose rewards are all equal:"
-    replay_weight:str = config_field('token',
-        "What a replayed token's gradient is weighed by: 'token' its ratio, 'truncated' its ratio up to "
-        "`replay_weight_cap`, 'sequence' the ratio of its whole answer up to the cap, 'none' nothing.",
-        choices=['token','truncated','sequence','none'])
-    replay_weight_cap:float = config_field(2., "The largest weight of 'truncated' and 'sequence'.")
-    replay_clip:str = config_field('ppo',
-        "Which replayed tokens get no gradient: 'ppo' as the loss says, 'dapo' with a wider upper side, "
-        "'two_sided' also bad tokens that have become much more likely, 'none' none at all, which did "
-        "harm at high learning rates, and warns.",
-        choices=['ppo','dapo','two_sided','none'])
-    replay_max_drift:float|None = config_field(None,
-        'Replayed answers whose log-probs moved further than this, in nats per token, get no gradient; '
-        'None for any.')
+    replay_correction:str|None = config_field(None,
+        'Another weight or clip of replayed tokens, such as weight=truncated,clip=none or max_drift=0.5; '
+        'None for those of the loss. clip=none did harm at high learning rates, and warns.')
     replay_scope:str|None = config_field(None,
         "Over several processes: 'sharded' is one buffer for all, its rows left where they were made; "
         "'local' is a buffer each; None is sharded.", choices=[None,'local','sharded'])

@@ -14,7 +14,7 @@ from torch import Tensor
 from trl import GRPOTrainer
 from ..parts.forward_check import forward_fault
 from ..parts.corrections import apply_correction
-from ..parts.loss_inputs import OffPolicyCorrection, loss_traits
+from ..parts.loss_inputs import OffPolicyCorrection, loss_traits, parse_correction
 from ..parts.ratios import (
     ClipRange, importance_ratio, merge_sums, ppo_clip_mask, ratio_row, ratio_sums)
 from ..parts.setting_checks import max_context_length
@@ -114,8 +114,7 @@ class ReplayedRatios:
         trainer:GRPOTrainer,  # a `GRPOWithReplayBufferTrainer`
     ):
         self.trainer,a = trainer,trainer.args
-        self.correction = OffPolicyCorrection(a.replay_weight, a.replay_weight_cap, a.replay_clip,
-            max_drift=a.replay_max_drift)
+        self.correction = parse_correction(a.replay_correction, 'replay_correction') or OffPolicyCorrection()
         self.clip = ClipRange(a.epsilon, a.epsilon_high, a.delta, loss_traits(a.loss_type)['clips'])
         self.sums = {}   # `ratio_sums` of replayed and of fresh rows since the last log
 
