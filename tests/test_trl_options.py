@@ -97,7 +97,8 @@ def test_two_generations_in_a_step_give_the_loss_of_each(loss, monkeypatch):
     assert max(d for old,d in seen if old)>1e-3   # a replayed row's ratio is not 1
 
 
-@pytest.mark.parametrize('kw,says', [(dict(replay_correction='weight=none', beta=.1), 'use_bias_correction_kl'),
+@pytest.mark.parametrize('kw,says', [
+    (dict(replay_correction='weight=none', beta=.1), 'use_bias_correction_kl'),
     (dict(replay_correction='clip=none', loss_type='vespo'), 'vespo'),
     (dict(replay_correction='max_drift=.1', off_policy_mask_threshold=.5), 'off-policy mask'),
     (dict(replay_correction='weight=decoupled'), 'has no place'),

@@ -61,7 +61,8 @@ def _check_replay_settings(a:GRPOConfig)->None:
     for k,o in choices.items(): require(k, getattr(a, k), getattr(a, k) in o, f'one of {o}')
     c = parse_correction(a.replay_correction, 'replay_correction')
     if not (c and c.is_active): return
-    def no(why, do): return f'`replay_correction` is {a.replay_correction!r}, but {why}: {do}, or leave it out'
+    def no(why, do):
+        return f'`replay_correction` is {a.replay_correction!r}, but {why}: {do}, or leave it out'
     _refuse((c.weight=='decoupled' or c.max_moment is not None, no("TRL's loss has no place for "
             'weight=decoupled and max_moment', 'train with `grpo_nb train`')),
         (a.loss_type=='vespo', no("loss_type='vespo' weighs whole answers", 'set another loss_type')),
