@@ -116,7 +116,12 @@ ROLLOUTS = {
     'an evaluation':(rollouts()+[o|dict(split='test', reward=9.) for o in rollouts()[::4]],
         '6 of 30 rows are of an evaluation', .5),
     'metrics':(rollouts()+[dict(step=1, loss=.1)], '1 of 25 rows have no completion', .5),
-    'two rewards':([o|dict(score=3.) for o in rollouts()], "'score' is not read", .5)}
+    'two rewards':([o|dict(score=3.) for o in rollouts()], 'columns that are not read: score.', .5),
+    'other columns':([o|dict(gts='4', format_reward=1.) for o in rollouts()],
+        'columns that are not read: gts, format_reward.', .5),
+    'advantages in words':(rollouts(advantage='high'), "advantage: 24 values are not numbers", .5),
+    'lengths in words':(rollouts(n_tokens='12 tokens'), "length: 24 values are not numbers", .5),
+    'flags in words':(rollouts(truncated='cut'), "cut: 24 values are not true or false and count as false", .5)}
 
 @pytest.mark.parametrize('name', ROLLOUTS)
 def test_rows_that_are_no_rollouts_of_the_run_are_left_out(name, tmp_path):
@@ -125,6 +130,26 @@ def test_rows_that_are_no_rollouts_of_the_run_are_left_out(name, tmp_path):
     run = open_run(tmp_path/'t.jsonl')
     assert [len(o['rewards']) for o in run.rows]==[4]*6 and run.history['reward'].tolist()==[mean]*2
     assert note in run.notes[0] and len(run.notes)==1, run.notes
+
+def test_steps_in_words_are_named_with_the_steps_that_stand_for_them(tmp_path):
+    words = {1:'1,000', 2:'2,000'}
+    (tmp_path/'t.jsonl').write_text(lines([o|dict(step=words[o['step']]) for o in rollouts()]))
+    (tmp_path/'log.csv').write_text(csv([o|dict(step=f"{o['step']}k") for o in SHORT]))
+    for file,n,text in (('t.jsonl', 24, '1,000'), ('log.csv', 20, '1k')):
+        assert open_run(tmp_path/file).notes==[f'step: {n} values are not numbers and are left out, such as '
+            f'{text!r}; these rows get a step by their place.']
+
+def test_single_rewards_of_a_sum_in_words_are_named(tmp_path):
+    rows = [o|dict(right='yes' if o['completion']=='0' else 1., form=0.) for o in rollouts()]
+    (tmp_path/'t.jsonl').write_text(lines(rows))
+    notes = open_run(tmp_path/'t.jsonl', dict(reward='right+form')).notes
+    assert notes==["right: 6 values are not numbers and are left out, such as 'yes'.",
+        'columns that are not read: reward.']
+
+def test_a_note_on_many_files_is_there_once(tmp_path):
+    for s in range(3): (tmp_path/f'{s}.jsonl').write_text(lines([o|dict(step=s, gts='4') for o in rollouts()
+        if o['step']==1]))
+    assert open_run(tmp_path).notes==['columns that are not read: gts (the same for 3 files).']
 
 def test_groups_of_several_files_keep_apart_and_are_named(tmp_path):
     for name,x in (('a', 0.), ('b', 1.)):

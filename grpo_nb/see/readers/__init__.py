@@ -16,7 +16,7 @@ from ..verdict import verdict
 from .names import (
     COLUMN_ALIASES, METRIC_ALIASES, canonical_metric, column_names, find_columns)
 from .table import only_one_run, read_table, without_evaluations
-from .history import as_history, history_rows, read_events, text_notes
+from .history import as_history, history_rows, read_events
 from .groups import (
     finite_values, mark_dead, reward_scale, rows_to_groups, size_note)
 from .trl import reward_functions, with_total_reward
@@ -165,17 +165,6 @@ def _with_completions(f, rows, columns):
     if not complete or not n: return rows,[]
     return complete,[f'{f.name}: {n} of {len(rows)} rows have no completion and are not read.']
 
-def _odd_values(rows, columns):
-    "Rewards and steps that are text, and other columns of rewards, one line each."
-    at = find_columns(column_names(rows), columns)
-    def texts(k):   # a nan is a completion without a reward
-        return [v for o in rows if (v := o.get(at[k])) is not None and to_float(v) is None]
-    notes = text_notes({k:texts(k) for k in ('reward','step') if k in at})
-    for k in COLUMN_ALIASES['reward']:
-        pairs = [(to_float(o.get(k)), to_float(o.get(at['reward']))) for o in rows]
-        if k!=at['reward'] and any(a not in (None, b) for a,b in pairs):
-            notes.append(f"reward is read from {at['reward']!r}, and {k!r} is not read.")
-    return notes
 
 def _all_groups(tables, columns, notes):
     """(groups, weights of their single rewards by name) of pairs of a file and a table. What is left out goes
@@ -183,7 +172,7 @@ def _all_groups(tables, columns, notes):
     """
     tables,repeats = _without_repeats([(f, o) for f,o in tables if o])
     notes += repeats
-    out,weights,alone,how,place,errors = [],{},0,{},Counter(),{}
+    out,weights,alone,of_tables,place,errors = [],{},0,[],Counter(),{}
     where = {}   # (step, group): file
     for i,(f,rows) in enumerate(tables):
         rows,more = _with_completions(f, rows, columns)
@@ -191,12 +180,11 @@ def _all_groups(tables, columns, notes):
         try:
             rows = with_total_reward(rows, own=_is_trls(f, rows) and not columns)
             step = _step_in(f)
-            got,lone,rule = rows_to_groups(rows, i if step is None else step, columns)
-            notes += _odd_values(rows, columns)
+            got,lone,more = rows_to_groups(rows, i if step is None else step, columns)
         except ValueError as e:
             errors[str(e)] = f.name
             continue
-        if rule: how[rule] = 1
+        of_tables += more
         for o in got:
             o['group'],place[o['step']] = place[o['step']],place[o['step']]+1
             where.setdefault((o['step'], o['prompt_key']), set()).add(f.name)
@@ -205,7 +193,7 @@ def _all_groups(tables, columns, notes):
         alone += lone
     if errors and not out: raise ValueError('; '.join(errors))
     notes += [f'{name} is not read as rollouts: {why}.' for why,name in errors.items()]
-    notes += how
+    notes += _counted_once(of_tables)
     if twice := [o for o in where.values() if len(o)>1]:
         notes.append(f'{len(twice)} groups of one step and prompt are in several files, as of several runs '
             f'({", ".join(sorted(set().union(*twice))[:4])}): they are read as one run.')

@@ -13,7 +13,9 @@ from fastcore.basics import groupby
 from ...parts.groups import dead_groups, dead_reason
 from ...run.record import GROUP_FIELDS
 from ..findings import to_float
+from .history import text_notes
 from .names import column_names, find_columns, finite_number, plain_text
+from .table import RUN_COLUMNS
 from .verl import group_of_id
 
 # %% ../../../nbs/see/readers/groups.ipynb #grp00006
@@ -42,9 +44,9 @@ def rows_to_groups(
     rows:list,           # dicts, one per completion
     step:int=0,          # of rows that do not say it
     columns:dict|None=None, # {what we ask for: its name in the table}
-)->tuple:                # (groups as in groups.jsonl, completions without a group, how they were found)
+)->tuple:                # (groups as in groups.jsonl, completions without a group, notes)
     "Rows of a table as groups of the record. ValueError as of `find_columns`."
-    if not rows: return [],0,''
+    if not rows: return [],0,[]
     at = find_columns(column_names(rows), columns)
     singles = _single_rewards(rows, at)
     groups,rule = _by_key(rows, at, step)
@@ -53,7 +55,24 @@ def rows_to_groups(
         if len(g)<2: continue
         out.append(_group(g, at, singles)|dict(step=s, group=count[s], prompt_key=key[:200]))
         count[s] += 1
-    return out,sum(len(g)<2 for g in groups.values()),rule
+    notes = [rule]*bool(rule)+_unread(rows, at, singles)
+    return out,sum(len(g)<2 for g in groups.values()),notes
+
+_FLAGS = {'true':True, '1':True, '1.0':True, 'false':False, '0':False, '0.0':False}
+
+def _unread(rows, at, singles):
+    "Values that can't be read, and columns that are not read, one line each."
+    def values(k): return [o[k] for o in rows if o.get(k) is not None]
+    numbers = {k:at[k] for k in ('reward','step','advantage','length') if k in at}|{k:k for k in singles}
+    notes = text_notes({k:[v for v in values(name) if to_float(v) is None] for k,name in numbers.items()})
+    if odd := [v for v in values(at.get('cut')) if str(v).lower() not in _FLAGS]:
+        notes.append(f'cut: {len(odd)} values are not true or false and count as false, such as '
+            f'{odd[0]!r:.40}.')
+    read = {*at.values(), *singles, *(rows[0].get('rewards_by_func') or ())}
+    read |= {'rewards_by_func','reward_weights'}   # as our readers of frameworks call them
+    if others := [k for k in column_names(rows) if k not in read and k.lower() not in RUN_COLUMNS]:
+        notes.append(f'columns that are not read: {", ".join(others[:8])}{", …"*(len(others)>8)}.')
+    return notes
 
 def _group(rows, at, singles):
     "The fields of a group."
@@ -68,7 +87,7 @@ def _group(rows, at, singles):
     known = dict(prompt=plain_text(rows[0].get(at['prompt'])), completions=column('completion', plain_text),
         rewards=rewards, advantages_before=A, advantages=A,
         n_tokens=column('length', lambda x: int(finite_number(x) or 0)),
-        truncated=column('cut', lambda x: str(x) in ('True','true','1','1.0')), rewards_by_func=by_func)
+        truncated=column('cut', lambda x: _FLAGS.get(str(x).lower(), False)), rewards_by_func=by_func)
     return dict.fromkeys(GROUP_FIELDS)|known|_by_token(column)
 
 def _by_function(rows, singles):

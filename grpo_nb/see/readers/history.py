@@ -125,8 +125,9 @@ def text_notes(
     texts:dict,  # {column: texts that were found in place of numbers}
 )->list:         # of text
     "Texts found in place of numbers, one line per column."
+    instead = dict(step='; these rows get a step by their place')
     return [f'{k}: {len(v)} values are not numbers and are left out, such as {v[0]!r:.40}'
-        for k,v in texts.items() if v]
+        f'{instead.get(k, "")}.' for k,v in texts.items() if v]
 
 # %% ../../../nbs/see/readers/history.ipynb #hst00011
 def read_events(

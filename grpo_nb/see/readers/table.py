@@ -108,7 +108,7 @@ def _json_rows(text, name):
     return rows,[f'{bad} entries are no rows and are left out.']*bool(bad)
 
 # %% ../../../nbs/see/readers/table.ipynb #tbl00009
-_RUN_COLUMNS = 'run','run_id','run_name'
+RUN_COLUMNS = 'run','run_id','run_name'
 
 def _runs_by_column(rows):
     "{run: its rows} of a table with columns such as `calm-sea-2 - train/reward`."
@@ -123,7 +123,7 @@ def _runs_by_column(rows):
 
 def _runs_by_row(rows):
     "{run: its rows} of a table with a column that names the run."
-    name = next((k for k in column_names(rows) if k.lower() in _RUN_COLUMNS), None)
+    name = next((k for k in column_names(rows) if k.lower() in RUN_COLUMNS), None)
     return groupby([o for o in rows if o.get(name) is not None], lambda o: str(o[name])) if name else {}
 
 def only_one_run(
