@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from pathlib import Path
 from ...run.reading import LoggedRun, read_run
-from ..findings import Findings, diagnose_rows, load_rules, to_float
+from ..findings import Findings, diagnose_rows, load_rules
 from ..verdict import verdict
 from .names import (
     COLUMN_ALIASES, METRIC_ALIASES, canonical_metric, column_names, find_columns)
