@@ -178,7 +178,7 @@ def test_the_smallest_difference_of_the_ladder_is_found_by_four_in_five():
     wrong = {.0079:'about half', .0113:'normal quantiles', .0158:'four in five', .0094:'wanted'}
     for x,words in wrong.items(): assert words in of(x)
 
-def test_each_folder_has_a_seed_of_its_own_and_grading_reads_it(tmp_path, monkeypatch):
+def test_each_folder_has_a_seed_of_its_own(tmp_path):
     seeds = {}
     for name in ('ada', 'bob', 'cleo'):
         make(tmp_path/name, ['A'])
@@ -190,14 +190,6 @@ def test_each_folder_has_a_seed_of_its_own_and_grading_reads_it(tmp_path, monkey
     assert folder_seed(tmp_path/'again'/'ada'/'A')==seeds['ada']
     make(tmp_path/'eva', ['A', 'C'], seed=41)
     assert folder_seed(tmp_path/'eva'/'A')==folder_seed(tmp_path/'eva'/'C')==41
-    asked = []
-    def note(file, which, seed, limit, names):
-        asked.append(seed)
-        return [None]*(2+len(names)),''
-    monkeypatch.setattr(classroom, '_run_pytest', note)
-    grade(tmp_path/'bob', ['A'])
-    grade(tmp_path/'bob', ['A'], seed=5)
-    assert asked==[seeds['bob'], 5]
 
 @pytest.mark.parametrize('line,seed', [('SEED = 1_2 # mine', 12), ('SEED: int = 12', 12),
     ('SEED = 3\nSEED = 12', 12), *((o, None) for o in ('', 'SEED = 3.5', 'SEED = "7"', 'SEED = 2*3',
@@ -218,6 +210,7 @@ def test_a_seed_is_read_and_one_that_is_missing_is_named(tmp_path, monkeypatch, 
     assert len(named)==(seed is None) and all('graded with seed 0' in o and '--seed N' in o for o in named)
     for o in (grade(tmp_path/'ada', ['A'], seed=4), grade(tmp_path/'ada', ['D'])):
         assert ' seed: ' not in str(score_lines(o))
+    assert asked[1]==4
 
 def test_a_field_of_a_plan_is_filled_from_three_words_on():
     def plan(text): return '\n'.join(f'## {k}\n\n{text}\n' for k in classroom.FIELDS)
@@ -225,15 +218,10 @@ def test_a_field_of_a_plan_is_filled_from_three_words_on():
     for text,is_open in texts.items():
         assert open_fields(plan(text))==list(classroom.FIELDS)*is_open, text
 
-@pytest.mark.parametrize('got,want,says', [
-    ([1., 2.], [1.], 'it returns shape (2,), needs (1,)'),
-    ('x', [1.], 'it returns a str, which is no tensor'),
-    (None, [1.], 'it returns None: is its last line a `return`?'), ([2.], [1.], 'it is doubled')])
-def test_a_number_that_is_wrong_is_shown_beside_the_right_one(got, want, says):
-    mistakes = {'it is doubled':[2.], 'of another shape':[[2.]]} if got==[2.] else {}
-    with pytest.raises(AssertionError, match=f'^{re.escape(says)}$'): same(got, want, mistakes)
-    same(torch.tensor(want)+9e-5, want)
-    with pytest.raises(AssertionError): same(torch.tensor(want)+2e-4, want)
+@pytest.mark.parametrize('got,says', [([1., 2.], 'it returns shape (2,), needs (1,)'),
+    ('x', 'it returns a str, which is no tensor'), (None, 'it returns None: is its last line a `return`?')])
+def test_an_answer_of_another_shape_or_kind_is_named(got, says):
+    with pytest.raises(AssertionError, match=f'^{re.escape(says)}$'): same(got, [1.])
 
 def test_no_folder_is_made_or_graded_with_a_seed_that_no_run_takes(tmp_path):
     with pytest.raises(ValueError, match=r'--seed -1: needs a whole number from 0'):
@@ -241,14 +229,6 @@ def test_no_folder_is_made_or_graded_with_a_seed_that_no_run_takes(tmp_path):
     assert not (tmp_path/'ada').exists()
     make(tmp_path/'ada', ['A'])
     with pytest.raises(ValueError, match='--seed -3: needs'): grade(tmp_path/'ada', ['A'], seed=-3)
-
-def test_taken_apart_a_link_leads_to_the_site_and_a_stub_out_of_the_notebook():
-    files,nb = split_handout(handout('B'))
-    text = '\n'.join(o['source'] for o in nb['cells'])
-    assert 'https://grpo-nb.github.io/grpo_nb/advantages.html' in text and '.ipynb' not in text
-    code = [o['source'] for o in nb['cells'] if o['cell_type']=='code']
-    assert not any('...' in o for o in code) and sum('from adapters import *' in o for o in code)==1
-    compile(files['adapters.py'], 'adapters.py', 'exec')
 
 @pytest.mark.parametrize('seed', range(20))
 def test_a_handout_is_taken_apart_as_by_hand(seed):
@@ -343,29 +323,6 @@ def test_another_seed_draws_other_inputs_and_the_key_keeps_its_points(solved, mo
             m = module(solved/which, with_results(which, seed))
             assert [message(f, m, seed) for f in checks_in(which)]==[None]*len(checks_in(which))
             assert None not in [message(f, ModuleType('empty'), seed) for f in checks_in(which)]
-
-HANDED_IN = dict(   # who: (set, what is written over the key, {check: points}, words of the sentence)
-    short_mask=('A', '''
-def answer_mask(ids, ends): return torch.isin(ids, ends).int().cumsum(1)==0
-def end_score(n, ended, e, with_end): return -e*n + ended*with_end
-RESULT = 4.9, 1.7
-''', dict(answer_mask=4, end_score=4, length_over_seeds=3), ['the end token is left out', 'also counted',
-        'over seeds 0 to 7 it is another']),
-    ran_first=('E', '''
-PREDICTION, REASON = None, ''
-REPORT = 'Difference: +0.0500 ± 0.0010'
-''', dict(rungs_over_seeds=15, ladder_report=10), ['says too little', 'it gives 0.05']))
-
-@pytest.mark.parametrize('who', HANDED_IN)
-def test_a_typical_hand_in_loses_the_points_it_should_and_is_told_why(who, mine, quick):
-    which,written,lost,words = HANDED_IN[who]
-    with (mine/which/'adapters.py').open('a') as f: f.write(written)
-    rows = grade(mine, [which])[which]
-    assert {name:p for p,name,why in rows if why}==lost
-    for o in words: assert any(o in (why or '') for *_,why in rows), (o, rows)
-    lines = score_lines({which:rows})
-    of = 100 if which=='E' else 25
-    assert lines[0].endswith(f'{of-sum(lost.values())} of {of}') and len(lines)==1+len(lost)
 
 # --- wrong answers for each check
 

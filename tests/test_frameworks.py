@@ -15,22 +15,26 @@ def put(file, rows):
     file.write_text(lines(rows))
 
 CALL = dict(id='c1', type='function', name='add', arguments='{"a": 1}')   # flat, as verifiers writes it
-def conversation(g, i): return [
-    dict(role='system', content='Be short.'), dict(role='user', content=f'{g}+1='),
-    dict(role='assistant', content='', tool_calls=[CALL]), dict(role='tool', content='2'),
+SHOWN = [dict(role='system', content='Be short.'), dict(role='user', content='1+1='),   # a solved example
+    dict(role='assistant', content='2')]
+def conversation(g, i, by='tool'): return [
+    *SHOWN, dict(role='user', content=f'{g}+1='),
+    dict(role='assistant', content='', tool_calls=[CALL]), dict(role=by, content='2'),
     dict(role='assistant', content=f'answer {i}')]
 def samples(): return [(s, g, i, float(i%2==g)) for s in (1, 2) for g in (0, 1) for i in range(4)]
 
-def episode(s, g, i, r, **kw):
+def episode(s, g, i, r, marked=False):
+    "Marked, its nodes say what was sampled, and a later turn of the user begins no new prompt."
     rewards = dict(right=dict(score=r, weight=1.), form=dict(score=1., weight=.2), judge=None)
-    trace = dict(id=f't{s}{g}{i}', task=dict(key=f'sums/{g}', hash='x'), rewards=rewards,
-        nodes=[dict(message=m) for m in conversation(g, i)])
+    nodes = [dict(message=m) for m in conversation(g, i, 'user' if marked else 'tool')]
+    if marked: nodes = [o|dict(sampled=k in (4, 6)) for k,o in enumerate(nodes)]
+    trace = dict(id=f't{s}{g}{i}', task=dict(key=f'sums/{g}', hash='x'), rewards=rewards, nodes=nodes)
     return dict(id=f'e{s}{g}{i}', env=dict(id='sums'), task={}, group=dict(id=f'g{s}{g}'), ok=True, errors=[],
-        run=dict(id='r', work=dict(type='train', step=s)), traces=[trace])|kw
+        run=dict(id='r', work=dict(type='train', step=s)), traces=[trace])
 
 def prime(d):
     for s in (1, 2):
-        rows = [episode(*o) for o in samples() if o[0]==s]
+        rows = [episode(*o, marked=True) for o in samples() if o[0]==s]
         put(d/f'rollouts/step_{s}/train/all/traces.jsonl', rows)
         put(d/f'rollouts/step_{s}/train/effective/traces.jsonl', rows[:4])   # the same once more
         put(d/f'rollouts/step_{s}/eval/all/traces.jsonl', rows)
@@ -44,8 +48,8 @@ def tinker(d):
     for s in (1, 2):
         rows = []
         for _,g,i,r in (o for o in samples() if o[0]==s):
-            turns = conversation(g, i)
-            trace = dict(prompt=dict(messages=turns[:2]), completion=dict(messages=turns[2:]))
+            turns = conversation(g, i, 'user')
+            trace = dict(prompt=dict(messages=turns[:4]), completion=dict(messages=turns[4:]))
             step = dict(step_idx=0, ob_len=9, ac_len=5+i, reward=r, episode_done=True, metrics={}, logs={},
                 stop_reason='length' if i==3 else 'stop', trace=trace)
             rows.append(dict(schema_version=1, split='train', iteration=s, group_idx=g, traj_idx=i, tags=[],
@@ -78,7 +82,13 @@ def trackio(d):
         db.commit()
     return file
 
-MAKERS = dict(prime=prime, verifiers=verifiers, tinker=tinker, nemo=nemo, trackio=trackio)
+def traces(d):
+    "Of trackio, as lines and without the ids of groups"
+    put(d/'traces.jsonl', [dict(messages=conversation(g, i), metadata=dict(reward=r+.2), step=s)
+        for s,g,i,r in samples()])
+    return d/'traces.jsonl'
+
+MAKERS = dict(prime=prime, verifiers=verifiers, tinker=tinker, nemo=nemo, trackio=trackio, traces=traces)
 
 @pytest.mark.parametrize('kind', MAKERS)
 def test_records_of_others_become_groups(kind, tmp_path):
@@ -91,9 +101,12 @@ def test_records_of_others_become_groups(kind, tmp_path):
         assert o['rewards']==pytest.approx([float(i%2==g)+.2 for i in range(4)])
         ends = [t.splitlines()[-1].split(': ')[-1] for t in o['completions']]
         assert ends==[f'answer {i}' for i in range(4)]
-        if kind!='nemo':   # which keeps no calls
-            turns = ['assistant: → add({"a": 1})', 'tool: 2', 'assistant: answer 0']
+        if kind!='nemo':   # which keeps no turns
+            by = 'user' if kind in ('prime','tinker') else 'tool'
+            turns = ['assistant: → add({"a": 1})', f'{by}: 2', 'assistant: answer 0']
             assert o['completions'][0].splitlines()==turns
+            asked = ['system: Be short.', 'user: 1+1=', 'assistant: 2', f'user: {g}+1=']
+            assert o['prompt'].splitlines()==asked
         if kind=='tinker': assert o['n_tokens']==[5, 6, 7, 8] and o['truncated']==[False]*3+[True]
         if kind in ('nemo','trackio'): assert o['advantages']==[float(i%2==g)-.5 for i in range(4)]
         if kind=='prime': assert o['rewards_by_func']['right']==[float(i%2==g) for i in range(4)]
@@ -149,54 +162,6 @@ def test_what_a_project_of_trackio_holds_besides_is_counted(tmp_path):
         db.commit()
     run = open_run(file)
     assert len(run.rows)==4 and run.notes==['p.db: 2 logged objects have no completions and are not read.']
-
-# ---- solved examples in the prompt
-
-SHOWN = [dict(role='user', content='1+1='), dict(role='assistant', content='2')]
-def asks(g, i):
-    return SHOWN+[dict(role='user', content=f'{g}+1=')],[dict(role='assistant', content=f'answer {i}')]
-
-def verifiers_shown(d, marked=True):
-    "Each node says whether it was sampled; without that, only the roles do"
-    rows = []
-    for s,g,i,r in samples():
-        before,answer = asks(g, i)
-        nodes = [dict(message=m) for m in before+answer]
-        if marked: nodes = [o|dict(sampled=k==len(before)) for k,o in enumerate(nodes)]
-        o = episode(s, g, i, r)
-        rows.append(o|dict(traces=[o['traces'][0]|dict(nodes=nodes)]))
-    put(d/'traces.jsonl', rows)
-    return d/'traces.jsonl'
-def verifiers_shown_before(d): return verifiers_shown(d, False)
-def tinker_shown(d):
-    for s in (1, 2):
-        rows = []
-        for _,g,i,r in (o for o in samples() if o[0]==s):
-            before,answer = asks(g, i)
-            trace = dict(prompt=dict(messages=before), completion=dict(messages=answer))
-            rows.append(dict(split='train', iteration=s, group_idx=g, total_reward=r+.2,
-                steps=[dict(ac_len=5, stop_reason='stop', trace=trace)]))
-        put(d/f'iteration_{s:06d}/train_rollout_summaries.jsonl', rows)
-    return d
-def trackio_shown(d):
-    rows = [dict(messages=sum(asks(g, i), []), metadata=dict(reward=r+.2, group_id=10*s+g), step=s)
-        for s,g,i,r in samples()]
-    put(d/'traces.jsonl', rows)
-    return d/'traces.jsonl'
-def trackio_shown_without_ids(d):
-    rows = [dict(messages=sum(asks(g, i), []), metadata=dict(reward=r+.2), step=s) for s,g,i,r in samples()]
-    put(d/'traces.jsonl', rows)
-    return d/'traces.jsonl'
-
-@pytest.mark.parametrize('make', [verifiers_shown, verifiers_shown_before, tinker_shown, trackio_shown,
-    trackio_shown_without_ids], ids=lambda f: f.__name__)
-def test_a_solved_example_is_part_of_the_prompt(make, tmp_path):
-    run = open_run(make(tmp_path))
-    assert run.steps==[1, 2] and len(run.rows)==4
-    for o,g in zip(run.rows, (0, 1, 0, 1)):
-        assert o['prompt'].splitlines()==['user: 1+1=', 'assistant: 2', f'user: {g}+1=']
-        assert o['completions']==[f'answer {i}' for i in range(4)]
-        assert o['rewards']==pytest.approx([float(i%2==g)+.2 for i in range(4)])
 
 def test_the_weights_of_an_episodes_rewards_are_kept(tmp_path):
     "A wide reward of a small weight does not drown the other"
