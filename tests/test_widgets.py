@@ -58,28 +58,6 @@ def test_sliders_and_boxes_keep_their_start():
     c = _indexed('on', W.Checkbox(value=True))
     assert (c.index, c.value)==(1, True)
 
-@pytest.mark.processes
-def test_a_cell_that_runs_again_gives_its_widgets_the_same_names(monkeypatch):
-    "The widget of the time before is closed, so that its end can't take the new one along."
-    import types
-    from grpo_nb.see import widgets
-    cells = ['']
-    history = types.SimpleNamespace(history_manager=types.SimpleNamespace(input_hist_raw=cells))
-    monkeypatch.setattr(widgets, 'get_ipython', lambda: history)
-    monkeypatch.setattr(W.Widget, '_widget_construction_callback', None)
-    W.Widget.on_widget_constructed(widgets._name_after_cell)
-    def run(source):
-        cells.append(source)
-        return [W.Text(), W.Text()]
-    first,other,again = run('two texts'),run('two others'),run('two texts\n')
-    names = [[o.model_id for o in made] for made in (again, other)]
-    assert len({o for made in names for o in made})==4 and all(len(o)==32 for made in names for o in made)
-    assert first[0].comm is None and again[0].comm is not None
-    cells.append('two texts')
-    assert [W.Text().model_id, W.Text().model_id]==names[0]
-    monkeypatch.setattr(widgets, 'get_ipython', lambda: None)
-    assert W.Text().model_id not in sum(names, [])
-
 def test_before_anything_runs_a_drawing_is_an_image_with_its_words():
     "JupyterLab strips SVG from what was not run there, and would leave its letters in a row"
     drawn = '<svg viewBox="0 0 9 9" aria-label="a, {a}"><text>letters</text></svg>'

@@ -54,8 +54,9 @@ _VIEW,_STATE = (f'application/vnd.jupyter.widget-{o}+json' for o in ('view','sta
 def shown_widgets(
     nb:dict,  # a notebook that was just run; changed in place
 )->None:
-    "Keep the stored widgets that an output shows, without the fields that say nothing."
-    state = nb['metadata'].get('widgets', {}).get(_STATE, {}).get('state', {})
+    "Keep the stored widgets that an output shows, numbered, without the fields that say nothing."
+    stored = nb['metadata'].get('widgets', {}).get(_STATE, {})
+    state = stored.get('state', {})
     refs = {k:set(re.findall(r'IPY_MODEL_([0-9a-f]{32})', json.dumps(v)))&set(state) for k,v in state.items()}
     links = [k for k,v in state.items() if 'Link' in v['model_name']]
     outs = [o.get('data', {}) for c in nb['cells'] for o in c.get('outputs', [])]
@@ -68,6 +69,11 @@ def shown_widgets(
         if k not in live: del state[k]
         elif o['model_name']=='LayoutModel': o['state'] = {a:b for a,b in o['state'].items() if b is not None}
     if not state: nb['metadata'].pop('widgets', None)
+    names = {k:f'{i:032x}' for i,k in enumerate(state)}   # in the order in which they were made
+    def renamed(o): return json.loads(re.sub('[0-9a-f]{32}', lambda m: names.get(m[0], m[0]), json.dumps(o)))
+    stored['state'] = renamed(state)
+    for d in outs:
+        if _VIEW in d: d[_VIEW] = renamed(d[_VIEW])
 
 def packed(
     value:Any,  # what JSON can hold

@@ -8,28 +8,11 @@ __all__ = ['Explorer', 'explore']
 # %% ../../nbs/see/widgets.ipynb #7063d84c
 import itertools, math, os, re
 from base64 import b64encode
-from collections import Counter
 from collections.abc import Callable
 from hashlib import sha1
 from html import escape
 import ipywidgets as W
-from IPython import get_ipython
 from .plotting import Figure, fig_svg, fig_png
-
-# %% ../../nbs/see/widgets.ipynb #485b3f60
-_named,_made = globals().get('_named', {}),Counter()   # widgets by name; how many each run of a cell has made
-
-def _name_after_cell(widget):   # that is being made: the browser doesn't know of it yet
-    "Name `widget` after the cell that runs and its place there; outside IPython its name stays random."
-    if not (shell := get_ipython()): return
-    cells = shell.history_manager.input_hist_raw
-    _made[len(cells)] += 1
-    name = sha1(cells[-1].strip().encode()).hexdigest()[:24] + f'{_made[len(cells)]:08x}'
-    if name in _named: _named[name].close()
-    widget._model_id,_named[name] = name,widget
-
-if any(os.path.exists(f'{o}/nbs/course.yml') for o in ('.','..','../..')):   # nobody else's notebooks
-    W.Widget.on_widget_constructed(_name_after_cell)
 
 # %% ../../nbs/see/widgets.ipynb #cb47604f
 def _indexed(name, control):
@@ -116,7 +99,7 @@ def explore(
         caption = ', '.join(f'{handles[k].description} {opts[k][i][0]}' for k,i in zip(opts, combo))
         drawn[combo] = _frame(fig, caption)
         if combo==start: still = fig_png(fig) if isinstance(fig, Figure) else fig
-    body = _pile(list(handles.values()), drawn)   # made first: widgets are named in the order they are made
+    body = _pile(list(handles.values()), drawn)
     res = Explorer([W.Box([*handles.values()], layout=_NARROW), body])
     res.still = still
     return res
