@@ -17,7 +17,7 @@ from fastcore.basics import patch
 from torch import Tensor
 from .parts.groups import StoredGroup, Groups, group_scores, pack_groups, insert_stored
 from .parts.registry import PRIORITIES, STRATEGIES, function_name, register, resolve
-from .parts.storage import GroupStorage, check_scores, check_weights, own_memory
+from .parts.storage import GroupStorage, check_scores, check_weights
 from .parts.setting_checks import is_int, require
 from .variants.strategy import DeadGroupStrategy, ProcessedBatch, prompt_keys
 
@@ -130,11 +130,11 @@ class ReplayBuffer(GroupStorage):
 @patch
 def add(self:ReplayBuffer,
     scores:list,   # (n,) floats or a tensor, 0 or more
-    data:list,     # n things to store, most often dicts of CPU tensors
+    data:list,     # n things to store, most often dicts of `pack_groups`
     step:int=0,    # the optimizer step at which they were made
     keys:list|None=None, rewards:list|None=None, # prompt keys and rewards, for priorities
 )->list:           # n ids, None for a group not kept
-    "Store the best, in their own memory. ValueError for scores that are not finite or below 0."
+    "Store the best, as they are given. ValueError for scores that are not finite or below 0."
     n = len(data)
     scores = check_scores(scores, data, keys=keys, rewards=rewards)
     ids = range(self.next_id, self.next_id+n)
@@ -146,8 +146,6 @@ def add(self:ReplayBuffer,
     if len(self)>self.max_size: self.evict(len(self)-self.max_size)
     self.evicted = [i for i in self.evicted if i not in ids]   # a group that is not kept was never stored
     kept_ids = {e.id for e in self.entries[-n:]}
-    for e in new:
-        if e.id in kept_ids: e.data = own_memory(e.data)
     return [e.id if e.id in kept_ids else None for e in new]
 
 @patch

@@ -88,18 +88,17 @@ def replace_dead_groups(
 )->ProcessedBatch:          # B groups on the model's device, with every column that the loss needs
     "Let the run's strategy replace, mask or keep dead groups."
     def sample_more(n):
-        s.in_rollout = not s.strategy.state_dict()   # a strategy without a state is as it was
         extra,_,_ = rollout(s, next_prompt_indices(s, n))
-        s.in_rollout = False
         fill_ref_logps(s, extra, torch.zeros_like(extra.replayed))   # nan: not computed yet
         return extra
     fill_ref_logps(s, fresh, ~fresh.dead)
     more = dict(logps_fn=lambda o: current_logps_and_entropy(s, o)) if s.strategy.needs_logps else {}
     # `s.strategy` comes from `make_strategy`: `Replay`, unless the buffer has size 0
     counted = loss_mask(s, fresh, torch.ones_like(fresh.dead)).any(-1)   # (n, G), answers that the loss sees
-    s.in_rollout = False   # from here on an error may have changed the strategy
+    s.in_rollout = not s.strategy.state_dict()   # a strategy with a state may have changed from here on
     processed = s.strategy.process_batch(fresh, fresh.dead, s.step, size=s.args.num_prompts,
         sample_more=sample_more, counted=counted, **more)
+    s.in_rollout = False
     processed.batch = processed.batch.to(s.model.device)
     complete_ref_logps(s, processed.batch, processed.in_loss)
     return processed

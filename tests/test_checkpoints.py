@@ -6,7 +6,7 @@ import pytest, torch
 from safetensors.torch import save_file
 from grpo_nb.run.checkpoints import (
     checkpoint_folders, checkpoint_error, last_checkpoint, load_state, read_manifest,
-    latest_complete_checkpoint, get_rng_state, save_state, set_rng_state,
+    get_rng_state, save_state, set_rng_state,
     write_manifest)
 from grpo_nb.run.resume import rotate_checkpoints, atomic_dir
 from grpo_nb.run import checkpoints
@@ -85,9 +85,9 @@ def test_what_is_wrong_with_a_checkpoint_is_said(damage, says, tmp_path):
 
 def test_the_newest_whole_checkpoint_up_to_a_step(tmp_path):
     for n in (2, 4): made(tmp_path, n)
-    def step(at_most): return latest_complete_checkpoint(tmp_path, at_most=at_most)[0]
-    assert [Path(step(n)).name for n in (4, 3, None)]==['checkpoint-4','checkpoint-2','checkpoint-4']
-    assert latest_complete_checkpoint(tmp_path, at_most=1)[0] is None
+    def name(at_most): return Path(last_checkpoint(tmp_path, at_most=at_most)).name
+    assert [name(n) for n in (4, 3, None)]==['checkpoint-4','checkpoint-2','checkpoint-4']
+    with pytest.raises(ValueError, match='no whole checkpoint'): last_checkpoint(tmp_path, at_most=1)
 
 def test_the_newest_whole_checkpoint_of_this_run_is_found(tmp_path):
     for n,run in ((2, 'mine'), (10, 'mine'), (11, 'old')): made(tmp_path, n, run)

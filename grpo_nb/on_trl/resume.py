@@ -23,7 +23,7 @@ from ..parts.row_checks import describe_dataset_change
 from ..run.signals import check_stop, note_stop, stop_on_signal
 from ..run.checkpoints import (
     checkpoint_error, checkpoint_folders, disk_full_error, get_rng_state, is_disk_full,
-    latest_complete_checkpoint, load_state, new_run_id, read_json, read_manifest, save_state, set_rng_state,
+    last_checkpoint, load_state, new_run_id, read_json, read_manifest, save_state, set_rng_state,
     state_file, write_manifest)
 from .distributed import reshard
 
@@ -305,15 +305,19 @@ def _newest(self:Resume):
     "The newest checkpoint that is whole on every node: (path or None, the fault)."
     folder,at_most = self.trainer.args.output_dir,None
     run = (read_json(Path(folder)/'settings.json') or {}).get('run')
+    def newest_here():
+        lines = []
+        try: return last_checkpoint(folder, run, lines.append, at_most),''.join(lines)
+        except ValueError as e: return None,str(e)
     while True:
-        newest = self._on_each_node(lambda: latest_complete_checkpoint(folder, run, at_most=at_most))
+        newest = self._on_each_node(newest_here)
         fault = next((w for p,w in newest if p is None), '')
         if fault: return None,fault
         steps = {int(Path(p).name[11:]) for p,_ in newest}
         if len(steps)==1: break
         at_most = min(steps)
-    mine,over = newest[self.trainer.args.process_index]
-    if over: log.warning(f'passed over {over}')
+    mine,line = newest[self.trainer.args.process_index]
+    if line: log.warning(line)
     return mine,''
 
 @patch

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COMPLETE_MARKER', 'new_run_id', 'write_manifest', 'read_json', 'read_manifest', 'checkpoint_error',
-           'checkpoint_folders', 'latest_complete_checkpoint', 'last_checkpoint', 'is_disk_full']
+           'checkpoint_folders', 'last_checkpoint', 'is_disk_full']
 
 # %% ../../nbs/run/checkpoints.ipynb #cc9c8990
 import errno, json, os, random, shutil, zlib
@@ -133,31 +133,24 @@ def checkpoint_folders(
     folders = [p for p in Path(output_dir).glob('checkpoint-*') if p.name[11:].isdigit() and p.is_dir()]
     return sorted(folders, key=lambda p: int(p.name[11:]))
 
-def latest_complete_checkpoint(
-    output_dir:str|Path, run:str|None=None, # as for `last_checkpoint`
+def last_checkpoint(
+    output_dir:str|Path,  # where a run keeps its `checkpoint-N` folders
+    run:str|None=None,    # id of the run; None: of any run
+    tell:Callable=print,  # called with a line on newer ones that are damaged
     at_most:int|None=None, # the newest step that will do; None for any
-)->tuple:                 # (its path or None, the faults of newer ones)
-    "The newest whole checkpoint of this run."
+)->str:                   # path of the newest whole one of this run
+    "The newest checkpoint that is whole. ValueError when there is none, with the fault of each."
     faults = []
     for p in reversed(checkpoint_folders(output_dir)):
         if at_most is not None and int(p.name[11:])>at_most: continue
         fault,owner = checkpoint_error(p),read_manifest(p).get('run')
         if not fault and run and owner and owner!=run: fault = 'it is of another run'
-        if not fault: return str(p),'; '.join(faults)
+        if not fault:
+            if faults: tell(f"passed over {'; '.join(faults)}")
+            return str(p)
         faults.append(f'{p.name}: {fault}')
     what = ': '.join([f'no whole checkpoint in {output_dir}', *filter(None, ['; '.join(faults)])])
-    return None,f'{what}. Start without resuming, or copy a whole one there'
-
-def last_checkpoint(
-    output_dir:str|Path,  # where a run keeps its `checkpoint-N` folders
-    run:str|None=None,    # id of the run; None: of any run
-    tell:Callable=print,  # called with a line on newer ones that are damaged
-)->str:                   # path of the newest whole one of this run
-    "The newest checkpoint that is whole. ValueError when there is none, with the fault of each."
-    path,faults = latest_complete_checkpoint(output_dir, run)
-    if path is None: raise ValueError(faults)
-    if faults: tell(f'passed over {faults}')
-    return path
+    raise ValueError(f'{what}. Start without resuming, or copy a whole one there')
 
 # %% ../../nbs/run/checkpoints.ipynb #5b52ec0a
 def disk_full_error(

@@ -19,7 +19,7 @@ from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferConfig
 from grpo_nb.parts.batch_plan import batch_plan
 from grpo_nb.parts.datasets import HUB_DATASETS
 from grpo_nb.parts.pretrained import model_folder
-from grpo_nb.run.checkpoints import latest_complete_checkpoint
+from grpo_nb.run.checkpoints import last_checkpoint
 from grpo_nb.tiny_qwen import TINY_QWEN_DIR
 from plan import count_weights, memory_plan
 
@@ -142,10 +142,11 @@ def check_folder(o):
     if free<need:
         raise Missing(f'{folder} has {free:.0f} GB free, the checkpoints take {need:.0f}: '
             'set save_total_limit, or another folder')
-    newest,_ = latest_complete_checkpoint(folder)
-    left = f'goes on from {Path(newest).name}' if newest else 'a new run'
-    if not newest and (folder/'history.jsonl').exists():
-        left = 'what is in it has no whole checkpoint: the run begins again'
+    try: left = f'goes on from {Path(last_checkpoint(folder)).name}'
+    except ValueError:
+        left = 'a new run'
+        if (folder/'history.jsonl').exists():
+            left = 'what is in it has no whole checkpoint: the run begins again'
     return f'{folder}: {left}; checkpoints take {need:.1f} GB of {free:.0f}'
 
 def _talk(rank, world, port, gpu):
