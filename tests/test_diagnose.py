@@ -128,68 +128,6 @@ def test_a_gap_is_no_nan(tmp_path):
 
 # ---- what people paste: a console, a notebook's table
 
-def on_console(rows, total, text=repr, bars=True, aside=''):
-    "As transformers prints a log between its progress bars, with what else a run says"
-    out = ['Loading checkpoint shards: 100%|#####| 4/4 [00:01<00:00,  2.10it/s]', 'Some weights were not']
-    for o in rows:
-        bar = f"\\r {o['step']:3d}%|##   | {o['step']}/{total} [00:10<01:00,  1.00s/it]"
-        row = {k:v for k,v in o.items() if k!='step'}|dict(epoch=o['step']/total)
-        out.append((bar if bars else '')+aside+text(row))
-        out.append('Evaluating: 50%|##   | 3/6 [00:01<00:01,  2.0it/s]')
-    return '\n'.join(out)+'\n'
-def in_strings(o): return repr({k:f'{v:.10g}' for k,v in o.items()})   # transformers 5
-def in_numpy(o): return '{'+', '.join(f'{k!r}: np.float64({v!r})' for k,v in o.items())+'}'
-def wrapped(o): return repr(o).replace(', ', ',\n ')
-def in_notebook(rows, cut='\t'):
-    "As its table reads when copied: six digits, blanks around the slash, no row for what was not logged"
-    names = [k for k in rows[0] if k!='step']
-    shown = ['Step', *('Training Loss' if k=='loss' else k.replace('/', ' / ') for k in names)]
-    cells = [shown]+[[str(o['step']), *(f'{o[k]:.6f}' if k in o else 'No log' for k in names)] for o in rows]
-    return ''.join(cut.join(o)+'\n' for o in cells)
-
-PASTED = {   # suffix, text of rows; whether numbers stay as they are, and steps are known
-    'console': ('.log', lambda r, n: on_console(r, n)),
-    'wrapped': ('.txt', lambda r, n: on_console(r, n, wrapped)),
-    'strings': ('.log', lambda r, n: on_console(r, n, in_strings)),
-    'numpy': ('.out', lambda r, n: on_console(r, n, in_numpy)),
-    'json': ('.log', lambda r, n: on_console(r, n, json.dumps, aside='INFO trainer ')),
-    'swift': ('.log', lambda r, n: on_console([o|{'global_step/max_steps':f"{o['step']}/{n}",
-        'elapsed_time':'6m 58s'} for o in r], n, bars=False)),
-    'notebook': ('.tsv', lambda r, n: in_notebook(r)),
-    'notebook as csv': ('.csv', lambda r, n: in_notebook(r, ','))}
-
-def curves(name):
-    "Rows of a run with a fault, or of a healthy one, as TRL logs them: every fifth step"
-    from made_histories import MADE, rows
-    if name in MADE: r = rows(**{k.replace('__', '/', 1):v for k,v in MADE[name].items()})
-    else: r = history_rows(stored(name))
-    keep = ('reward','reward_std','loss','grad_norm','entropy','kl','frac_reward_zero_std',
-        'completions/clipped_ratio','completions/mean_length','eval_reward')
-    return [dict(step=5*i+5)|{k:v for k,v in o.items() if k in keep or k.startswith('rewards/')}
-        for i,o in enumerate(r)]
-
-RUNS = ('all-truncated','healthy','reward-never-fires','not-a-number','held-out-falls')
-@pytest.fixture(scope='module')
-def by_the_state(tmp_path_factory):
-    "What the trainer's own state says of each run"
-    out = {}
-    for name in RUNS:
-        d = tmp_path_factory.mktemp('state')
-        (d/'trainer_state.json').write_text(json.dumps(dict(log_history=curves(name))))
-        out[name] = [(f.name, f.evidence, f.step, f.confidence) for f in diagnose(d)]
-    assert sum(map(bool, out.values()))==4
-    return out
-
-@pytest.mark.parametrize('name', RUNS)
-@pytest.mark.parametrize('kind', PASTED)
-def test_what_one_pastes_says_what_the_state_says(kind, name, by_the_state, tmp_path):
-    rows,(suffix,text) = curves(name),PASTED[kind]
-    (tmp_path/f'run{suffix}').write_text(text(rows, rows[-1]['step']))
-    got = [(f.name, f.evidence, f.step, f.confidence) for f in diagnose(tmp_path/f'run{suffix}')]
-    if kind.startswith('notebook'):   # rounded
-        assert [(n, s) for n,_,s,_ in got]==[(n, s) for n,_,s,_ in by_the_state[name]]
-    else: assert got==by_the_state[name]
-
 def test_an_evaluation_belongs_to_the_step_before_it(tmp_path):
     rows = [{'loss':.1, 'reward':.5, 'epoch':.1}, {'eval_reward':.4, 'eval_runtime':3., 'epoch':.1},
         {'loss':.2, 'reward':.6, 'epoch':.2}, {'train_runtime':60., 'train_loss':.15, 'epoch':.2}]
@@ -307,17 +245,6 @@ def test_findings_as_json_and_an_exit_status_for_faults(tmp_path, capsys):
         capsys.readouterr()
     with pytest.raises(SystemExit) as e: main(['diagnose', str(tmp_path/'gone'), '--strict'])
     assert e.value.code==2   # no run is another matter than a run with a fault
-
-@pytest.mark.parametrize('whole', [True, False])
-def test_rollouts_alone_are_diagnosed(whole, tmp_path):
-    "verl's dumps: a file per step, a row per completion; a reward that never fires, and one text a group"
-    for s in range(12):
-        rows = [dict(input=f'{g}+1=', output='no idea', score=0., step=s) for g in range(4) for _ in range(4)]
-        (tmp_path/f'{s}.jsonl').write_text(lines(rows))
-    together = ''.join((tmp_path/f'{s}.jsonl').read_text() for s in range(12))
-    if not whole: (tmp_path/'all.jsonl').write_text(together)
-    got = diagnose(tmp_path if whole else tmp_path/'all.jsonl')
-    assert got.names==['reward-never-fires'] and 'all-equal' in got[0].caused_here
 
 # ---- stdin, and what was left out
 

@@ -37,12 +37,38 @@ def number(x):
 def alias(name): return st.sampled_from([name, *METRIC_ALIASES[name], *INVERTED_ALIASES.get(name, ())])
 CURVES = ['loss','kl','grad_norm','learning_rate','frac_reward_zero_std','completions/mean_length',
     'completions/clipped_ratio']
-def as_printed(rows): return 'begun\n'+'\n'.join(f' 3%|#  | 1/9 [00:01<00:09]\n{o}' for o in rows)
+def on_console(text):
+    "As transformers prints a log: after each progress bar a dict without its step, and bars of other work"
+    def printed(rows):
+        out = ['Loading checkpoint shards: 100%|#####| 4/4 [00:01<00:00,  2.10it/s]']
+        for o in rows:
+            (_,step),*row = o.items()
+            out.append(f'\r 3%|#  | {step}/99 [00:01<00:09]{text(dict(row))}')
+            out.append('Evaluating: 50%|##   | 3/6 [00:01<00:01,  2.0it/s]')
+        return '\n'.join(out)
+    return printed
+def wrapped(o): return repr(o).replace(', ', ',\n ')
+def in_strings(o): return repr({k:f'{v:.10g}' if isinstance(v, float) else v for k,v in o.items()})
+def in_numpy(o):
+    shown = {k:f'np.float64({v!r})' if isinstance(v, float) else repr(v) for k,v in o.items()}
+    return '{'+', '.join(f'{k!r}: {v}' for k,v in shown.items())+'}'
+def as_swift(rows):
+    return '\n'.join(repr({'global_step/max_steps':f'{step}/99'}|dict(row))
+        for (_,step),*row in (o.items() for o in rows))
+def in_notebook(rows, sep='\t'):
+    "As a table reads when copied: six digits, blanks around a slash, a word for what was not logged"
+    def shown(x): return 'No log' if x is None else f'{x:.6f}' if isinstance(x, float) else x
+    names = list(dict.fromkeys(k for o in rows for k in [*o][1:]))
+    cells = [['Step', *(k.replace('/', ' / ') for k in names)]]
+    cells += [[str(next(iter(o.values()))), *(shown(o.get(k)) for k in names)] for o in rows]
+    return ''.join(sep.join(o)+'\n' for o in cells)
 def as_verls_file(rows):
     return as_lines([dict(step=o['step'], data={k:v for k,v in o.items() if k!='step'}) for o in rows])
-LOGS = {'jsonl':as_lines, 'json':json.dumps, 'csv':as_csv, 'tsv':lambda rows: as_csv(rows, '\t'),
-    'table.json':as_wandb, 'trl.log':as_printed, 'verl.log':as_verl, 'data.jsonl':as_verls_file,
-    'parquet':None,
+CONSOLE = {'trl.log':on_console(repr), 'json.log':on_console(lambda o: 'INFO trainer '+json.dumps(o)),
+    'wrapped.txt':on_console(wrapped), 'strings.log':on_console(in_strings), 'numpy.out':on_console(in_numpy)}
+LOGS = CONSOLE|{'jsonl':as_lines, 'json':json.dumps, 'csv':as_csv, 'tsv':lambda rows: as_csv(rows, '\t'),
+    'table.json':as_wandb, 'verl.log':as_verl, 'data.jsonl':as_verls_file, 'parquet':None,
+    'swift.log':as_swift, 'notebook.tsv':in_notebook, 'notebook.csv':lambda rows: in_notebook(rows, ','),
     'state.json':lambda rows: json.dumps(dict(epoch=1, log_history=rows, other=[dict(a=1)]))}
 EVAL = 'eval_reward'
 
@@ -52,10 +78,11 @@ def logs(draw):
     kind = draw(st.sampled_from([*LOGS]))
     ours = ['reward', *draw(st.lists(st.sampled_from(CURVES), unique=True, max_size=3))]
     names = {k:draw(alias(k).filter(lambda o: kind!='verl.log' or ' ' not in o)) for k in ours}
-    before = draw(st.sampled_from(['', '', 'train/']))
+    if kind.startswith('notebook'): names['loss'] = 'Training Loss'
+    before = '' if kind.startswith('notebook') else draw(st.sampled_from(['', '', 'train/']))
     step = draw(alias('step').filter(lambda o: o!='global_step/max_steps'))
     if kind in ('verl.log','data.jsonl'): step = 'step'
-    at,rows,want,texts = draw(st.integers(0, 3)),[],{},Counter()
+    at,rows,want,texts = draw(st.integers(int(kind in CONSOLE), 3)),[],{},Counter()   # a bar begins at 1
     odd = [None] if kind in ('parquet','verl.log') else [None, None, 'high', '-']
     for i in range(draw(st.integers(2, 6))):
         row,mine = {step:at},{}
@@ -114,7 +141,7 @@ def tables(draw):
             for i in range(draw(st.integers(1, 4))):
                 count += 1
                 r = draw(st.sampled_from([0., 1., 1., -1., 2.5, None, 'bad', '1.0']))
-                A = draw(st.sampled_from([.5, -.5, 0., 0.]))
+                A = draw(st.sampled_from([.5, -.5, 0., 0., 7e-5]))
                 A = None if draw(st.integers(0, 9))==0 else A
                 given,said = draw(st.sampled_from([(k, k) for k in SAID] if text else
                     [v if isinstance(v, tuple) else (v, v) for v in RICH.values()]))
@@ -218,8 +245,8 @@ TOKENS = 'tokens logps ratios'.split()
 def damage(draw, o):
     "(what is wrong with the row now, in the words of its note)"
     several = [k for k in ('rewards','n_tokens','truncated') if k in o and len(o['completions'])>1]
-    odd = dict(step=[None, '1', 2., True, 2**53], rewards=[3, 'x'], n_tokens=[dict(a=1)], tokens=['x'],
-        replacement=['x', [1]], rewards_by_func=[[1.]], terms=[[1]])
+    odd = dict(step=[None, '1', 2., True, 2**53, -2**53], rewards=[3, 'x'], n_tokens=[dict(a=1)],
+        tokens=['x'], replacement=['x', [1]], rewards_by_func=[[1.]], terms=[[1]])
     k = draw(st.sampled_from([*odd, *several]))
     if k in several and draw(st.booleans()):
         o[k] = o[k][:-1]

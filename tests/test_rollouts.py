@@ -31,27 +31,6 @@ def samples(s, text=lambda t: t, prompt=lambda t: t):
     for i,(q,r) in enumerate([('1 + 1', 1.), ('1 + 1', 0.), ('1 + 1', 1.), ('1 + 1', 0.)]+[('2 + 5', 0.)]*4):
         yield s,i,prompt(f'{q} ='),text(['two','three','two','nine'][i%4]),r
 
-def test_verls_dump(tmp_path):
-    for s in (2, 1):
-        lines(tmp_path / f'{s}.jsonl',
-              [dict(input=q, output=t, gts='2', score=r, step=s, acc=r) for _, i, q, t, r in samples(s)],
-              end='{"input": "1')
-    run = check(tmp_path)
-    assert any('could not be read' in n for n in run.notes)
-    assert run.history['reward'].tolist() == [0.25, 0.25] and run.history[
-        'frac_reward_zero_std'
-    ].tolist() == [0.5, 0.5]
-
-def test_prime_rls_rollouts(tmp_path):
-    chat = lambda role: lambda t: [dict(role=role, content=t)]
-    for s in (1, 2):
-        lines(tmp_path / 'rollouts' / f'step_{s}' / 'train_rollouts.jsonl',
-              [dict(example_id=i // 4, prompt=q, completion=t, reward=r, advantage=(r - 0.5) * (i < 4),
-                    task='sum', is_truncated=False)
-               for _, i, q, t, r in samples(s, chat('assistant'), chat('user'))])
-    run = check(tmp_path/'rollouts')
-    assert run.rows[0]['advantages']==[.5, -.5, .5, -.5] and run.rows[0]['truncated']==[False]*4
-
 def test_trls_completions(tmp_path):
     (tmp_path/'completions').mkdir()
     for k,s in ((1, 1), (2, 1), (3, 2)):   # the second file logs the first generation once more
@@ -65,17 +44,6 @@ def test_trls_completions(tmp_path):
     assert run.rows[0]['rewards_by_func']['right']==[1., 0., 1., 0.]
     again, = run.notes
     assert again=='1 of 3 tables repeat the prompts and completions of the one before, and are left out.'
-
-@pytest.mark.parametrize('ext', ['jsonl','json','csv','parquet'])
-def test_a_plain_table_with_columns_named(tmp_path, ext):
-    df = pd.DataFrame([dict(q=q, a=t, points=r, when=s) for s in (1, 2) for _,i,q,t,r in samples(s)])
-    f = tmp_path/f'mine.{ext}'
-    dict(jsonl=lambda: df.to_json(f, orient='records', lines=True),
-         json=lambda: df.to_json(f, orient='records'), csv=lambda: df.to_csv(f),
-         parquet=lambda: df.to_parquet(f))[ext]()
-    with pytest.raises(ValueError, match='no column for prompt, completion, reward'): open_run(f)
-    run = open_run(f, columns=dict(prompt='q', completion='a', reward='points', step='when'))
-    assert run.steps==[1, 2] and run.rows[0]['rewards']==[1., 0., 1., 0.]
 
 def test_what_cannot_be_read_is_said(tmp_path):
     with pytest.raises(ValueError, match='no folder'): open_run(tmp_path/'none')
@@ -268,18 +236,6 @@ def test_one_reward_function_is_the_reward_even_by_that_name_and_a_sum_is_asked_
     assert open_run(both, dict(reward='right+form')).rows[0]['rewards']==[0., 1.5, 1., 2.5]
     one = open_run(both, dict(reward='form')).rows[0]
     assert one['rewards']==[0., .5, 1., 1.5] and one['rewards_by_func'] is None
-
-def test_a_groups_advantages_say_whether_it_is_dead(tmp_path):
-    half = [dict(step=1, prompt=p, completion=f'{i}', a=float(i%2), b=-.5*(i%2), advantage=A*(-1)**i)
-        for p,A in (('lives', .87), ('lives too', .5), ('dead', 0.)) for i in range(4)]
-    (tmp_path/'t.table.json').write_text(wandb_table(half))
-    run = open_run(tmp_path/'t.table.json', dict(reward='a+b'))
-    assert [(o['dead'], o['dead_reason']) for o in run.rows]==[(False, None), (False, None), (True, 'equal')]
-    assert run.history['frac_reward_zero_std'].tolist()==[1/3]
-    noise = [dict(prompt='q', completion='a', reward=.1, advantage=a) for a in (7e-5, -7e-5)]
-    given = [dict(prompt='p', completion='a', reward=.1, advantage=a) for a in (.4, .4)]   # of a batch's mean
-    lines(tmp_path/'r.jsonl', noise+given)
-    assert [o['dead'] for o in open_run(tmp_path/'r.jsonl').rows]==[True, False]
 
 def test_a_reward_that_only_the_rollouts_have_stands_beside_what_the_log_has(tmp_path):
     "Both know the length, each in its own way: the log's counts, and its steps are no second launch"
