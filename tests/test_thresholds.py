@@ -300,9 +300,9 @@ def test_which_of_two_deaths_it_is_by_the_trainers_count(one, remedy):
     assert FINDING_RULES['all-equal'](run).remedy==FINDING_RULES['all-equal'].remedies[remedy]
 
 @pytest.mark.parametrize('same,remedy', [(2, 1), (3, 2)])
-def test_which_of_two_deaths_it_is_by_its_texts(same, remedy):
-    groups = [dict(step=0, group=g, dead=True, rewards=[0.]*2, completions=['a']*2 if g<same else ['a','b'])
-        for g in range(4)]
+def test_which_of_two_deaths_it_is_by_the_texts_of_its_last_step(same, remedy):
+    groups = [dict(step=s, group=g, dead=True, rewards=[0.]*2,
+        completions=['a']*2 if s==0 or g<same else ['a','b']) for s in range(2) for g in range(4)]
     rule = FINDING_RULES['all-equal']
     assert rule(look(9, groups=groups, **{DEAD:1.})).remedy==rule.remedies[remedy]
 
@@ -334,16 +334,6 @@ def test_each_threshold_from_both_sides(case):
     others = (was-1, was+1) if isinstance(was, int) else (was/1.2, was*1.2)
     changed = [[does_fire(case, f, r, **{name:v}) for r in runs]!=fired for v in others]
     assert all(changed) if isinstance(was, int) else any(changed), 'another threshold decides here'
-
-def test_what_was_replayed_does_not_count_as_freshly_clipped():
-    "Stored tokens that no clip holds once counted as fresh ones: 71 % of them where it was none."
-    cols = dict(reward=.5, clip_ratio__region_mean=.32, replay__clip_frac=0., replay__dead=3.,
-                replay__replaced=3.,
-        **{DEAD:.5})
-    rule = FINDING_RULES['learning-rate-too-large']
-    assert rule(look(9, **cols)) and not rule(look(9, clip_ratio__fresh_mean=.017, **cols))
-    some = [.3 if i%2 else None for i in range(9)]   # where nothing was replayed, all of it is fresh
-    assert rule(look(9, clip_ratio__fresh_mean=some, **cols))
 
 # ---- two rules over drawn histories, beside plain loops
 
