@@ -22,7 +22,7 @@ import numpy as np, pandas as pd
 import bench_doctors as B
 from grpo_nb.see.readers import diagnose
 from grpo_nb.parts.files import save_json
-from grpo_nb.see.readers import history_rows
+from grpo_nb.see.readers.history import history_rows
 from published_runs import PUBLISHED
 from stored_runs import HEALTHY, stored
 

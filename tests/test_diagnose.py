@@ -13,7 +13,7 @@ from grpo_nb.see.readers import diagnose
 from grpo_nb.see.readers import open_run
 from grpo_nb.run.record import Recorder
 from grpo_nb.run.reading import LoggedRun
-from grpo_nb.see.readers import history_rows
+from grpo_nb.see.readers.history import history_rows
 from notebook_code import defined_in
 from stored_runs import stored
 

@@ -7,7 +7,7 @@ from grpo_nb.cli import _notes
 from grpo_nb.see.findings import (
     FINDING_RULES, Finding, Findings, RunColumns, diagnose_rows, read_asset)
 from grpo_nb.see.verdict import verdict, warnings_now
-from grpo_nb.see.readers import history_rows
+from grpo_nb.see.readers.history import history_rows
 from made_histories import rows
 from bench_doctors import NAMED
 from grpo_nb.see.readers import open_run

@@ -3,8 +3,9 @@ import json, math
 import numpy as np, pandas as pd, pytest
 from grpo_nb.see.readers import diagnose
 from grpo_nb.inspector import inspector_html
-from grpo_nb.see.readers import (
-    find_columns, rows_to_groups, open_run)
+from grpo_nb.see.readers import open_run
+from grpo_nb.see.readers.groups import rows_to_groups
+from grpo_nb.see.readers.names import find_columns
 from made_histories import trackio
 from view_pages import Opened
 

@@ -131,7 +131,7 @@ class RunMonitor(TrainCallback):
         if row.get('lr_factor')==0:
             self.print(s, f"step {row['step']}: no group of the batch has an advantage, so with "
                 f'scale_lr_by_alive={s.args.scale_lr_by_alive!r} no step is taken')
-        for f in warnings_now(s.history, trainer='grpo_nb'):
+        for f in warnings_now(s.history, settings=self.settings):
             if f.name not in self.announced: self.print(s, f'step {s.step}: {f.message}. {f.remedy}')
             self.announced.add(f.name)
 

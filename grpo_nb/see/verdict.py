@@ -162,12 +162,11 @@ def verdict(
 # %% ../../nbs/see/verdict.ipynb #846c267c
 def warnings_now(
     rows:list,        # dicts of the history so far
-    trainer:str|None=None, # that makes the run: 'grpo_nb' for `train`
-    settings:dict|None=None, # of a run on TRL, whose rows may be means of several batches
+    settings:dict|None=None, # of the run: its trainer, whose rows may be means of several batches
 )->list:              # of `Finding`; print `message`
     "Current warnings."
     if not any(o.get(k) for o in rows[-1:] for k in (DEAD, 'replay/replaced')): return []   # all is well
-    look,out = RunColumns(rows[-20:], settings=settings or dict(trainer=trainer)),[]
+    look,out = RunColumns(rows[-20:], settings=settings),[]
     z,m = look(DEAD)[-10:],look('reward')[-10:]
     if len(z)==10 and z.min()>=1:
         never = len(rows)<=20 and len(m) and (m==m[0]).all() and m[0]<=0

@@ -19,7 +19,9 @@ from ..run.record import TOKEN_FIELDS, to_jsonable, to_jsonl
 from ..parts.loss_inputs import parse_correction
 from ..run.reading import LoggedRun
 from .findings import DEAD, RunColumns, all_identical, finding_curves, load_rules
-from .readers import finite_values, history_rows, judge_run, open_run, reward_scale
+from .readers import judge_run, open_run
+from .readers.groups import finite_values, reward_scale
+from .readers.history import history_rows
 from .verdict import evaluation_measures
 
 # %% ../../nbs/see/view.ipynb #aa38b74d
@@ -391,14 +393,11 @@ _PALETTE = [bytes.fromhex(page_table()['colours'].get(o.get('colour'), '#ffffff'
 
 def map_picture(
     run:LoggedRun,   # or the folder of one
-    side:int=9,      # pixels of a cell
-    **options:dict|int, # of `pack_run`
 )->str:              # HTML
     "The map of a run as a picture: a column for each recorded step, a cell for each group."
     run = open_run(run)
-    packed = pack_run(run, **options)
-    head = json.loads(zlib.decompress(packed['head']))
-    cells = np.frombuffer(zlib.decompress(packed['state0']), np.uint8).reshape(-1, head['groups']).T
+    page,side = PackedRun(run),9   # pixels of a cell
+    cells = _cells(run, page.places, page.B, _cell_of).T
     large = np.kron(cells, np.ones((side, side), np.uint8))
     large[side-1::side] = large[:,side-1::side] = 0   # lines between the cells
     colours = np.frombuffer(b''.join(_PALETTE), np.uint8).reshape(-1, 3)
