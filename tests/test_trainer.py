@@ -1,6 +1,6 @@
 "The from-scratch trainer: values of a step, resume to the bit, stops, faults"
-import contextlib, fcntl, functools, math, os, signal, sys, warnings
-from dataclasses import replace
+import contextlib, copy, fcntl, functools, math, os, signal, sys, warnings
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -397,14 +397,37 @@ class FirstHalf(Keep):
     name = 'first'
     def __init__(self, share=.5): self.share = share
 
+def shortest(rewards, lengths): return -lengths
+def longest(rewards, lengths): return lengths
+def power(rewards, lengths, n, weigh=shortest): return weigh(rewards, lengths)*lengths**(n-1)
+
+@dataclass
+class Power:
+    n:int
+    def __call__(self, rewards, lengths): return power(rewards, lengths, self.n)
+
+class Counts(Replay):
+    name = 'counts'
+    def __init__(self, size=8, share=.5, **options):
+        super().__init__(size, **options)
+        self.share,self.seen = share,0
+    def process_batch(self, batch, dead=None, step=0, **more):
+        self.seen += 1
+        return super().process_batch(batch, dead, step, **more)
+
 OPTIONS = [(lambda k: Replay(8, force_ratio_one=k), 'force_ratio_one'),
     (lambda k: Replay(8, same_prompt_first=k), 'same_prompt_first'),
     (lambda k: NewestReplay(8, unreplaced='mask' if k else 'keep'), 'unreplaced'),
     (lambda k: DynamicSampling(max_rounds=1+k), 'max_rounds'),
     (lambda k: AR3PO(max_prompts=9+k), 'max_prompts'),
-    (lambda k: GRESO(easy_share=.1+k/10), 'target_share'),
+    (lambda k: GRESO(easy_share=.1+k/10), 'easy_share'), (lambda k: GRESO(explore=.4+k/4), 'explore'),
     (lambda k: GFPO(num_remains_in_group=2+k), 'num_remains_in_group'),
-    (lambda k: FirstHalf(.5+k/4), 'share'), (lambda k: Adapts(1.+k), 'rate')]
+    (lambda k: GFPO(measure='efficiency' if k else 'length'), 'measure'),
+    (lambda k: GFPO(measure=longest if k else shortest), 'measure'),
+    (lambda k: GFPO(measure=functools.partial(power, n=1+k)), 'measure'),
+    (lambda k: GFPO(measure=Power(1+k)), 'measure'),
+    (lambda k: FirstHalf(.5+k/4), 'share'), (lambda k: Counts(share=.5+k/4), 'share'),
+    (lambda k: Adapts(1.+k), 'rate')]
 
 @pytest.mark.parametrize('made,option', OPTIONS, ids=lambda o: o if isinstance(o, str) else '')
 def test_a_run_goes_on_under_the_same_options_of_its_strategy_alone(made, option, tmp_path):
@@ -415,6 +438,33 @@ def test_a_run_goes_on_under_the_same_options_of_its_strategy_alone(made, option
     with pytest.raises(ValueError, match=rf'strategy\.{option}: .* then, .* now'):
         run(4, True, resume_from_checkpoint=True)
     assert run(4, False, resume_from_checkpoint=True).step==4
+
+class Alike:
+    "A rule as an object, whose text holds its address."
+    def __init__(self, f): self.f = f
+    def __call__(self, *args): return self.f(*args)
+
+def test_rules_that_are_objects_are_recorded_without_their_address(tmp_path):
+    def alike(rewards): return rewards-rewards.mean(1, keepdim=True)
+    def equal(entries, now): return [1.]*len(entries)
+    def run(n, **kw):
+        a = cfg(max_steps=n, output_dir=str(tmp_path), advantages=Alike(alike), replay_priority=Alike(equal))
+        return train(tiny_model(0), TOK, DATA, parity, a, **kw)
+    run(2)
+    assert run(4, resume_from_checkpoint=True).step==4
+    texts = [p.read_text(encoding='utf-8') for p in tmp_path.rglob('*.json*')]
+    assert 'Alike object' in ''.join(texts) and [o for o in texts if ' at 0x' in o]==[]
+
+@pytest.mark.parametrize('made', [GRESO, Counts])
+def test_a_run_goes_on_whatever_its_strategy_object_had_counted_before(made, tmp_path):
+    def run(n, strategy, folder, **kw):
+        a = cfg(strategy=strategy, max_steps=n, output_dir=str(tmp_path/folder))
+        return train(tiny_model(0), TOK, DATA, parity, a, **kw)
+    moved = run(4, made(), 'before').strategy
+    whole = run(4, copy.deepcopy(moved), 'whole')
+    run(2, moved, 'parts')
+    parts = run(4, made(), 'parts', resume_from_checkpoint=True)
+    assert torch.equal(flat(whole.model), flat(parts.model))
 
 @pytest.mark.parametrize('strategy,at', [(None, 4), ('skip', 4), ('dynamic', 4), ('dynamic', 5)])
 def test_a_reward_that_fails_in_the_middle_costs_one_batch(strategy, at, tmp_path):

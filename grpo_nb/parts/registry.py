@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['LOSSES', 'ADVANTAGES', 'STRATEGIES', 'PRIORITIES', 'TASKS', 'REGISTRIES', 'Registry', 'register', 'registered_name',
-           'function_name', 'parameter_names', 'did_you_mean', 'resolve']
+           'option_text', 'function_name', 'parameter_names', 'did_you_mean', 'resolve']
 
 # %% ../../nbs/parts/registry.ipynb #72750b6a
-import difflib, functools, importlib, importlib.util, inspect, sys
+import difflib, functools, importlib, importlib.util, inspect, re, sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from types import ModuleType
@@ -96,12 +96,21 @@ def registered_name(
     names = [k for k,o in registry.items() if o is thing]
     return names[0] if len(names)==1 else thing
 
+def option_text(
+    value:Any,  # of an option
+)->str:
+    "A value as the same text in every process: a function by module and name, an object without its address."
+    if inspect.isroutine(value): return f'{value.__module__}.{value.__qualname__}'
+    return re.sub(' at 0x[0-9a-f]+', '', repr(value))
+
 def function_name(
     f:Callable,  # a user's function, or its name
 )->str:
     "The name of a function; for a partial, with its arguments."
-    if not isinstance(f, functools.partial): return getattr(f, '__name__', str(f))
-    given = [repr(o) for o in f.args] + [f'{k}={v!r}' for k,v in sorted(f.keywords.items())]
+    if isinstance(f, str): return f
+    if not isinstance(f, functools.partial): return getattr(f, '__name__', None) or option_text(f)
+    given = [option_text(o) for o in f.args]
+    given += [f'{k}={option_text(v)}' for k,v in sorted(f.keywords.items())]
     return f'{function_name(f.func)}({", ".join(given)})'
 
 @functools.cache

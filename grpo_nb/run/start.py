@@ -6,10 +6,10 @@
 __all__ = ['strategy_options', 'make_state', 'permutation', 'next_prompt_indices']
 
 # %% ../../nbs/run/start.ipynb #c0de0103
-import copy, random
+import copy, inspect, random
 import torch
 from torch import nn
-from ..parts.registry import ADVANTAGES, resolve
+from ..parts.registry import ADVANTAGES, option_text, resolve
 from ..parts.row_checks import Tokenizer, dataset_fingerprint
 from .checkpoints import new_run_id
 from .config import TrainConfig, make_loss_settings
@@ -20,11 +20,9 @@ from .state import Strategy, TrainState
 def strategy_options(
     strategy:Strategy,  # for zero-variance groups, before its first batch
 )->dict:                # name: value as text
-    "Attributes that are numbers, words or dicts of numbers: by these a checkpoint knows a strategy."
-    def is_option(v):
-        if isinstance(v, dict): return len(v)>0 and all(isinstance(o, float) for o in v.values())
-        return v is None or isinstance(v, (bool, int, float, str))
-    return {k:repr(v) for k,v in vars(strategy).items() if is_option(v) and not k.startswith('_')}
+    "Attributes that have the name of a constructor's argument: by these a checkpoint knows a strategy."
+    arguments = {k for c in type(strategy).__mro__ for k in inspect.signature(c.__init__).parameters}
+    return {k:option_text(v) for k,v in vars(strategy).items() if k in arguments}
 
 def make_state(
     model:nn.Module, tokenizer:Tokenizer, dataset:list, reward_funcs:list,  # as for `train`

@@ -59,6 +59,7 @@ class DynamicSampling(DeadGroupStrategy):
 
 # %% ../../nbs/variants/strategies.ipynb #5302e324
 @register(STRATEGIES, 'skip')
+@dataclass(eq=False)
 class GRESO(DeadGroupStrategy):
     """Pass over prompts whose last groups were dead, before anything is spent on them.
 
@@ -66,18 +67,17 @@ class GRESO(DeadGroupStrategy):
     Source: GRESO, arXiv 2506.02177; its adaptive batch size is left out.
     """
     name = 'skip'
-    def __init__(self,
-        explore:float=.5,   # first probability that a prompt dead last time is sampled again
-        step_size:float=.01,# by which that probability moves, once a batch
-        easy_share:float=1/12, # all-right groups wanted in a batch
-        hard_share:float=1/6,  # all-wrong groups wanted in a batch
-        right:float=.5,     # a dead group of at least this reward is easy
-        seed:int=0,         # of its random numbers
-    ):
-        require('explore', explore, 0<explore<=1, 'a probability above 0')
-        self.p_explore = dict(easy=explore, hard=explore)
-        self.target_share = dict(easy=easy_share, hard=hard_share)
-        self.step_size,self.right,self.rng = step_size,right,random.Random(seed)
+    explore:float=.5       # first probability that a prompt dead last time is sampled again
+    step_size:float=.01    # by which that probability moves, once a batch
+    easy_share:float=1/12  # all-right groups wanted in a batch
+    hard_share:float=1/6   # all-wrong groups wanted in a batch
+    right:float=.5         # a dead group of at least this reward is easy
+    seed:int=0             # of its random numbers
+
+    def __post_init__(self):
+        require('explore', self.explore, 0<self.explore<=1, 'a probability above 0')
+        self.p_explore = dict(easy=self.explore, hard=self.explore)
+        self.rng = random.Random(self.seed)
         self.dead_streak = {}   # key of a prompt -> dead groups in a row, and of which kind the last one was
 
     def select_prompts(self, keys:list, step:int)->list:
@@ -91,9 +91,9 @@ class GRESO(DeadGroupStrategy):
         kinds = ['easy' if r>=self.right else 'hard' for r in batch.rewards.nanmean(1).tolist()]
         for k,d,kind in zip(batch.prompt_key.tolist(), dead.tolist(), kinds):
             self.dead_streak[k] = (self.dead_streak.get(k, (0, ''))[0]+1 if d else 0, kind)
-        for o in self.p_explore:
+        for o,wanted in dict(easy=self.easy_share, hard=self.hard_share).items():
             share = sum(d and kind==o for d,kind in zip(dead.tolist(), kinds))/len(kinds)
-            by = self.step_size if share<self.target_share[o] else -self.step_size
+            by = self.step_size if share<wanted else -self.step_size
             self.p_explore[o] = min(1., max(.01, self.p_explore[o]+by))
         return self.make_result(batch, dead, **{f'explore_{k}':v for k,v in self.p_explore.items()})
 
@@ -151,7 +151,8 @@ class GFPO(DeadGroupStrategy):
     scale:str='group'               # of `group_advantages`
 
     def __post_init__(self):
-        k,self.measure = self.num_remains_in_group,resolve(_BEST, self.measure, 'measure')
+        k = self.num_remains_in_group
+        resolve(_BEST, self.measure, 'measure')
         require('num_remains_in_group', k, k is None or is_int(k, 2), 'None, or 2 or more')
 
     @classmethod
@@ -162,7 +163,7 @@ class GFPO(DeadGroupStrategy):
         G = rewards.shape[1]
         k = self.num_remains_in_group or max(2, G//2)
         if k>G: raise ValueError(f'`num_remains_in_group` is {k}, but a group has {G} answers: sample more')
-        worth = self.measure(rewards, lengths).float().masked_fill(rewards.isnan(), -math.inf)
+        worth = resolve(_BEST, self.measure)(rewards, lengths).float().masked_fill(rewards.isnan(), -math.inf)
         at = worth.sort(dim=1, descending=True, stable=True).indices[:,:k]
         return torch.full_like(rewards, math.nan).scatter(1, at, rewards.gather(1, at))
 
