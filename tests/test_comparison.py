@@ -3,6 +3,7 @@ import json
 import pandas as pd, pytest
 from scipy.stats import sem, t, ttest_rel
 import grpo_nb.research.comparison as c
+from grpo_nb.replay import Replay
 
 AREA = {('a', 0):.1, ('a', 1):.2, ('a', 2):.4, ('b', 0):.3, ('b', 1):.35, ('b', 2):.7}
 
@@ -24,7 +25,29 @@ def test_every_way_is_run_with_every_seed_once_and_goes_on_where_it_stopped(ran,
     df = c.compare_seeds(WAYS, 3, tmp_path/'t.csv', points=2)
     assert ran==[(a, s, dict(points=2)) for a,s in (('a',0),('a',1),('b',0),('b',1),('a',2),('b',2))]
     assert dict(zip(zip(df.arm, df.seed), df.area))==AREA and (df.error=='').all()
-    assert len(c.compare_seeds(WAYS, 3, tmp_path/'t.csv'))==6==len(ran)
+    assert len(c.compare_seeds(WAYS, 3, tmp_path/'t.csv', points=2))==6==len(ran)
+
+def test_a_table_is_of_the_same_task_and_settings(ran, tmp_path):
+    ways,t = dict(a=dict(way='a', strategy=Replay(age_limit=3))),tmp_path/'t.csv'
+    c.compare_seeds(ways, 1, t)
+    c.compare_seeds(dict(a=dict(way='a', strategy=Replay(age_limit=3))), 1, t)
+    assert len(ran)==1
+    assert list(c.compare_seeds(ways, 1, t, task='sums').regime)==['spell_backward','sums'] and len(ran)==2
+    for other,more in ((ways, dict(points=3)), (dict(a=dict(way='a')), {}),
+            (dict(a=dict(way='a', strategy=Replay(force_ratio_one=True))), {})):
+        with pytest.raises(ValueError, match="t.csv has 'a', seed 0, made with .*give another path"):
+            c.compare_seeds(other, 1, t, **more)
+    assert len(ran)==2
+
+def test_a_table_survives_a_write_that_ends_in_the_middle(ran, tmp_path, monkeypatch):
+    c.compare_seeds(dict(a=WAYS['a']), 1, tmp_path/'t.csv')
+    before,write = (tmp_path/'t.csv').read_text(),pd.DataFrame.to_csv
+    def half(self, f, **kw):
+        write(self[:1], f, **kw)
+        raise OSError('no space left')
+    monkeypatch.setattr(pd.DataFrame, 'to_csv', half)
+    with pytest.raises(OSError): c.compare_seeds(dict(a=WAYS['a']), 3, tmp_path/'t.csv')
+    assert (tmp_path/'t.csv').read_text()==before
 
 def test_means_and_differences_are_those_of_scipy(ran):
     result = c.compare(c.compare_seeds(WAYS, 3), 'spell_backward', 'a', 'area')

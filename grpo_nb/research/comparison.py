@@ -10,14 +10,18 @@ import json, time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
 from tqdm.auto import tqdm
+from ..parts.files import atomic_write
+from ..parts.registry import function_name
 from ..parts.stats import mean_ci, paired_difference
 from ..run.signals import output_is_file
+from ..run.start import strategy_options
 from ..see.plotting import fig_png, new_figure
 
 # %% ../../nbs/research/comparison.ipynb #13d82b5f
@@ -76,32 +80,44 @@ def run_seed(
     return dict(pass1_before=y[0], pass1=y[-1], area=round(float(np.trapezoid(y, x)/x[-1]), 5),
         tokens=s.num_tokens, steps=s.step, curve=json.dumps(c.curve))
 
+def _setting_name(o):
+    "A setting that JSON does not hold, as text: a strategy by its options, a function by its name."
+    return function_name(o) if callable(o) else f'{type(o).__name__}({strategy_options(o)})'
+
 def compare_seeds(
     ways:dict,      # name -> settings, or a function of the seed that gives them
     seeds:int=6,    # seeds 0, 1, ...
-    path:str|Path|None=None, # CSV; its runs aren't repeated
+    path:str|Path|None=None, # CSV; its runs of the same task, seed and settings aren't repeated
     processes:int=1,# runs at a time; more than one needs settings that can be pickled
     disable_tqdm:bool=True, # hide the progress bar
     task:str='spell_backward', # a name for `make_problems`
     **how:int,      # more of `run_seed`, and the task's options
 )->pd.DataFrame:    # a row per run: regime (the task), arm, seed, and the columns of `run_seed`
-    "Run every way with every seed, seed by seed."
+    "Run every way with every seed, seed by seed. ValueError for a table of runs with other settings."
     exists = path and Path(path).exists()
-    there = pd.read_csv(path, keep_default_na=False) if exists else pd.DataFrame(columns=['arm','seed'])
-    done = set(zip(there.arm, there.seed))
-    rows = there.to_dict('records')
-    jobs = [(a, s) for s in range(seeds) for a in ways if (a, s) not in done]
-    settings = [o(s) if callable(o := ways[a]) else o for a,s in jobs]
+    rows = pd.read_csv(path, keep_default_na=False).to_dict('records') if exists else []
+    done = {(o['regime'], o['arm'], o['seed']):o['settings'] for o in rows}
+    jobs,settings = [],[]
+    for s,a in product(range(seeds), ways):
+        o = ways[a](s) if callable(ways[a]) else ways[a]
+        made_with = json.dumps(o|how, sort_keys=True, default=_setting_name)
+        if (before := done.get((task, a, s), made_with))!=made_with:
+            raise ValueError(f'{path} has {a!r}, seed {s}, made with {before}, and now it would be made with '
+                f'{made_with}: give another path')
+        if (task, a, s) in done: continue
+        jobs.append(dict(regime=task, arm=a, seed=s, error='', settings=made_with))
+        settings.append(o)
     bar = tqdm(total=len(jobs), disable=disable_tqdm or output_is_file(), unit='run')
     def keep(job, row):
-        rows.append(dict(regime=task, arm=job[0], seed=job[1], error='')|row)
-        if path: pd.DataFrame(rows).to_csv(path, index=False)
+        rows.append(job|row)
+        if path:
+            with atomic_write(path) as f: pd.DataFrame(rows).to_csv(f, index=False)
         bar.update()
     if processes==1:
-        for job,o in zip(jobs, settings): keep(job, run_seed(o, job[1], task, **how))
+        for job,o in zip(jobs, settings): keep(job, run_seed(o, job['seed'], task, **how))
     else:
         with ProcessPoolExecutor(processes, mp_context=get_context('spawn')) as pool:
-            runs = [pool.submit(run_seed, o, s, task, **how) for (_,s),o in zip(jobs, settings)]
+            runs = [pool.submit(run_seed, o, job['seed'], task, **how) for job,o in zip(jobs, settings)]
             for job,run in zip(jobs, runs): keep(job, run.result())
     return pd.DataFrame(rows)
 
