@@ -43,7 +43,7 @@ def test_a_table_survives_a_write_that_ends_in_the_middle(ran, tmp_path, monkeyp
     c.compare_seeds(dict(a=WAYS['a']), 1, tmp_path/'t.csv')
     before,write = (tmp_path/'t.csv').read_text(),pd.DataFrame.to_csv
     def half(self, f, **kw):
-        write(self[:1], f, **kw)
+        write(self[:0], f, **kw)
         raise OSError('no space left')
     monkeypatch.setattr(pd.DataFrame, 'to_csv', half)
     with pytest.raises(OSError): c.compare_seeds(dict(a=WAYS['a']), 3, tmp_path/'t.csv')
