@@ -119,6 +119,8 @@ ROLLOUTS = {
     'two rewards':([o|dict(score=3.) for o in rollouts()], 'columns that are not read: score.', .5),
     'other columns':([o|dict(gts='4', format_reward=1.) for o in rollouts()],
         'columns that are not read: gts, format_reward.', .5),
+    "columns with a reader's own names":(rollouts(rewards_by_func=[.5, .5], reward_weights=[1., 2.]),
+        'columns that are not read: rewards_by_func, reward_weights.', .5),
     'advantages in words':(rollouts(advantage='high'), "advantage: 24 values are not numbers", .5),
     'lengths in words':(rollouts(n_tokens='12 tokens'), "length: 24 values are not numbers", .5),
     'flags in words':(rollouts(truncated='cut'), 'cut: 24 values are not true or false', .5)}

@@ -62,6 +62,11 @@ def test_a_group_of_one_text_is_told_from_one_of_different_texts(tmp_path):
     rec.write_groups(1, group_rows(1, list('qrst'), texts, [[0.]*4]*3+[[0., 0., 0., 1.]]))
     assert Opened(pack_run(read_run(tmp_path))).array('same', np.uint8).tolist()==[[1, 0, 0, 0]]
 
+def test_a_length_that_is_not_known_is_shown_as_zero(tmp_path):
+    rec = Recorder(tmp_path)
+    rec.write_groups(1, group_rows(1, ['q'], [['a']*2], [[0., 1.]], n_tokens=[[-1, -1]]))
+    assert Opened(pack_run(read_run(tmp_path))).array('long', np.uint16).tolist()==[[0]]
+
 def test_a_newcomers_text_is_found_where_it_was_born(run):
     o = Opened(pack_run(run))
     for row in run.rows:

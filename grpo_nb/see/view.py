@@ -133,7 +133,7 @@ def _arrays(run, places, B):
     "A number per cell: longest answer, is it one text, and the value of each reward function."
     def longest(o):
         n = o.get('n_tokens') or [len(t or '')//4 for t in o.get('completions') or []]
-        return min(65535, max((int(x or 0) for x in n), default=0))
+        return min(65535, max([0, *(int(x or 0) for x in n)]))
     def of_func(k):
         def given(o): return finite_values((o.get('rewards_by_func') or {}).get(k))
         seen = [x for o in run.rows for x in given(o)] or [0.]

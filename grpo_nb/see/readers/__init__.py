@@ -181,7 +181,7 @@ def _all_groups(tables, columns, notes):
         for o in got:
             o['group'],place[o['step']] = place[o['step']],place[o['step']]+1
             where.setdefault((o['step'], o['prompt_key']), set()).add(f.name)
-        weights |= next((o['reward_weights'] for o in rows[:1] if 'reward_weights' in o), {})
+        if isinstance(of_funcs := rows[0].get('reward_weights'), dict): weights |= of_funcs
         out += got
         alone += lone
     if errors and not out: raise ValueError('; '.join(errors))

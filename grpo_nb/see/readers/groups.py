@@ -68,8 +68,8 @@ def _unread(rows, at, singles):
     if odd := [v for v in values(at.get('cut')) if str(v).lower() not in _FLAGS]:
         notes.append(f'cut: {len(odd)} values are not true or false and count as false, such as '
             f'{odd[0]!r:.40}.')
-    read = {*at.values(), *singles, *(rows[0].get('rewards_by_func') or ())}
-    read |= {'rewards_by_func','reward_weights'}   # as our readers of frameworks call them
+    read,by_func = {*at.values(), *singles},rows[0].get('rewards_by_func')
+    if isinstance(by_func, dict): read |= {'rewards_by_func','reward_weights',*by_func}   # of our readers
     if others := [k for k in column_names(rows) if k not in read and k.lower() not in RUN_COLUMNS]:
         notes.append(f'columns that are not read: {", ".join(others[:8])}{", …"*(len(others)>8)}.')
     return notes
