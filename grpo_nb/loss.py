@@ -9,9 +9,10 @@ __all__ = ['clipped_objective', 'aggregate_token_loss', 'token_objective', 'poli
 from collections.abc import Callable
 import torch
 from torch import Tensor
-from .parts.corrections import ObjectiveInputs, correct_groups, entropy_bonus, policy_term_mask
-from .parts.loss_inputs import (
-    LossInputs, LossOutput, LossSettings, check_divisor, check_loss_options, prepare_loss_inputs)
+from .parts.loss_settings import LossSettings, check_divisor, check_loss_options
+from grpo_nb.parts.loss_inputs import (
+    LossInputs, LossOutput, ObjectiveInputs, correct_groups, entropy_bonus, policy_term_mask,
+    prepare_loss_inputs)
 from .parts.ratios import importance_ratio, ppo_clip_mask
 from .parts.registry import LOSSES, parameter_names, register
 from .kl import kl_estimate

@@ -1,7 +1,8 @@
 "The loss, its metrics and its token terms with tensors and options side by side, as tests write them."
 from dataclasses import replace
 from grpo_nb.loss import policy_loss
-from grpo_nb.parts.loss_inputs import LossInputs, LossSettings
+from grpo_nb.parts.loss_settings import LossSettings
+from grpo_nb.parts.loss_inputs import LossInputs
 from grpo_nb.parts.loss_metrics import loss_metrics
 from grpo_nb.variants.token_terms import compare_losses, token_terms
 

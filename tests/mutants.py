@@ -24,9 +24,9 @@ from pathlib import Path
 from pytest import hookimpl
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = '''replay loss variants.losses advantages trainer parts.ratios parts.corrections parts.loss_inputs
-    parts.groups parts.storage parts.setting_checks parts.row_checks parts.reward_checks run.record
-    run.checkpoints on_trl.record on_trl.rows on_trl.replayed on_trl.batch_record on_trl.resume
+ROOMS = '''replay loss variants.losses advantages trainer parts.ratios parts.loss_settings parts.corrections
+    parts.loss_inputs parts.groups parts.storage parts.setting_checks parts.row_checks parts.reward_checks
+    run.record run.checkpoints on_trl.record on_trl.rows on_trl.replayed on_trl.batch_record on_trl.resume
     on_trl.distributed see.findings see.verdict see.readers see.readers.history
     see.readers.table see.readers.groups run.reading run.batch_record
     see.readers.names see.readers.trl see.readers.verl see.readers.verifiers see.readers.tinker

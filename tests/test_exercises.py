@@ -16,7 +16,8 @@ from grpo_nb.what_if import what_if
 from grpo_nb.grpo_with_replay_buffer import GRPOWithReplayBufferTrainer
 from grpo_nb.kl import kl_estimate
 from grpo_nb.loss import policy_loss
-from grpo_nb.parts.loss_inputs import LossInputs, LossSettings
+from grpo_nb.parts.loss_settings import LossSettings
+from grpo_nb.parts.loss_inputs import LossInputs
 from grpo_nb.parts.groups import dead_groups
 from grpo_nb.parts.sampling import filter_logits
 from grpo_nb.parts.stats import mean_ci

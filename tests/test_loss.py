@@ -4,8 +4,8 @@ import pytest, torch
 from grpo_nb.parts.tensors import test_tensor as assert_tensor
 from grpo_nb.parts.registry import LOSSES
 from grpo_nb.loss import aggregate_token_loss, clipped_objective, policy_loss
-from grpo_nb.parts.loss_inputs import LossInputs, LossSettings
-from grpo_nb.parts.loss_inputs import OffPolicyCorrection
+from grpo_nb.parts.loss_settings import LossSettings, OffPolicyCorrection
+from grpo_nb.parts.loss_inputs import LossInputs
 from loss_calls import loss_of, metrics_of, terms_of
 
 LOSS_TYPES = [*LOSSES]
@@ -261,6 +261,6 @@ def metrics_of_output(out):
     return loss_metrics(out)
 
 def test_the_function_of_several_losses_has_what_they_share():
-    from grpo_nb.parts.loss_inputs import loss_traits
+    from grpo_nb.parts.loss_settings import loss_traits
     shared = [loss_traits(k) for k,f in LOSSES.items() if f is clipped_objective]
     assert len(shared)>1 and loss_traits(clipped_objective)==shared[0]|dict(divisor='dapo')

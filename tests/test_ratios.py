@@ -4,12 +4,11 @@ import pytest, torch
 from grpo_nb.parts.tensors import test_tensor as assert_tensor
 from grpo_nb.generation import Rollouts
 from grpo_nb.parts.registry import LOSSES
-from grpo_nb.parts.loss_inputs import LossInputs, LossSettings, prepare_loss_inputs, parse_correction
+from grpo_nb.parts.loss_settings import CLIP_KINDS, LossSettings, OffPolicyCorrection, parse_correction
+from grpo_nb.parts.loss_inputs import LossInputs, correct_groups, prepare_loss_inputs
 from grpo_nb.parts.groups import (
     dead_groups, group_scores, reward_range, reward_std, group_reward_std)
-from grpo_nb.parts.corrections import (
-    apply_correction, correct_groups, neg_mean_log_ratio, warn_unless_clipped)
-from grpo_nb.parts.loss_inputs import CLIP_KINDS, OffPolicyCorrection
+from grpo_nb.parts.corrections import apply_correction, neg_mean_log_ratio, warn_unless_clipped
 from grpo_nb.parts.ratios import (
     ClipRange, clip_frac, ppo_clip_mask, importance_ratio, merge_sums,
     ratio_row, ratio_sums)

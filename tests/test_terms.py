@@ -6,7 +6,8 @@ from grpo_nb.advantages import group_advantages
 from grpo_nb.inspector import add_token_terms, inspector_html
 from grpo_nb.variants.token_terms import TokenTermsCallback, token_terms
 from grpo_nb.parts.registry import LOSSES
-from grpo_nb.parts.loss_inputs import LossInputs, LossSettings, parse_correction
+from grpo_nb.parts.loss_settings import LossSettings, parse_correction
+from grpo_nb.parts.loss_inputs import LossInputs
 from grpo_nb.parts.datasets import chain_sum
 from grpo_nb.run.reading import LoggedRun, read_run
 from grpo_nb.run.record import Recorder

@@ -13,7 +13,7 @@ from datasets import Dataset
 from transformers import AutoConfig, PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
 from ..parts.corrections import warn_unless_clipped
-from ..parts.loss_inputs import parse_correction
+from ..parts.loss_settings import parse_correction
 from ..parts.setting_checks import max_context_length
 from ..parts.row_checks import check_rendered, dataset_fingerprint, image_columns, validate_dataset
 from ..parts.reward_checks import reward_names

@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 from trl import GRPOConfig
 from ..parts.setting_checks import RULES, require, check_settings, config_field
 from ..parts.groups import LR_SCALES
-from ..parts.loss_inputs import parse_correction
+from ..parts.loss_settings import parse_correction
 from ..parts.storage import ReplayOptions
 from ..parts.registry import PRIORITIES, did_you_mean, resolve
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from trl import GRPOTrainer
 from ..parts.forward_check import forward_fault
 from ..parts.corrections import apply_correction
-from ..parts.loss_inputs import OffPolicyCorrection, loss_traits, parse_correction
+from ..parts.loss_settings import OffPolicyCorrection, loss_traits, parse_correction
 from ..parts.ratios import (
     ClipRange, importance_ratio, merge_sums, ppo_clip_mask, ratio_row, ratio_sums)
 from ..parts.setting_checks import max_context_length

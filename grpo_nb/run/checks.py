@@ -19,7 +19,7 @@ from ..parts.row_checks import (
 from ..parts.reward_checks import opened_tag_warning
 from ..parts.registry import STRATEGIES, function_name, resolve
 from .config import TrainConfig
-from ..parts.loss_inputs import parse_correction
+from ..parts.loss_settings import parse_correction
 
 # %% ../../nbs/run/checks.ipynb #c56fde2d
 def check_train_args(

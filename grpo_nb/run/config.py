@@ -15,7 +15,7 @@ from ..parts.sampling import Sampling
 from ..parts.storage import ReplayOptions
 from ..parts.registry import (
     ADVANTAGES, LOSSES, PRIORITIES, STRATEGIES, registered_name, resolve)
-from ..parts.loss_inputs import (
+from ..parts.loss_settings import (
     LossSettings, check_loss_options, loss_traits, parse_loss_kwargs, parse_correction)
 
 # %% ../../nbs/run/config.ipynb #e45ccafc

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from ..parts.row_checks import Tokenizer
 from .config import TrainConfig
-from ..parts.loss_inputs import LossSettings
+from ..parts.loss_settings import LossSettings
 from ..parts.reward_calls import run_state
 
 # %% ../../nbs/run/state.ipynb #75af714b

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacfwd
 from ..advantages import group_advantages
 from ..loss import policy_loss
-from ..parts.loss_inputs import LossInputs, LossSettings
+from ..parts.loss_settings import LossSettings
+from ..parts.loss_inputs import LossInputs
 
 # %% ../../nbs/studies/off_policy.ipynb #8f3cfba0
 class AnswerSpace:

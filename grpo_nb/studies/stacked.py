@@ -24,7 +24,7 @@ from ..generation import Rollouts
 from ..parts.files import atomic_write
 from ..parts.groups import dead_groups
 from ..parts.corrections import apply_correction
-from ..parts.loss_inputs import OffPolicyCorrection
+from ..parts.loss_settings import OffPolicyCorrection
 from ..parts.ratios import ClipRange, ppo_clip_mask, importance_ratio
 from ..parts.registry import ADVANTAGES, STRATEGIES
 from ..variants.strategy import DeadGroupStrategy

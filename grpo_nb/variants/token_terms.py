@@ -12,7 +12,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from ..advantages import group_advantages
 from ..loss import policy_loss
-from ..parts.loss_inputs import LossInputs, LossSettings, parse_correction, parse_loss_kwargs
+from ..parts.loss_settings import LossSettings, parse_correction, parse_loss_kwargs
+from ..parts.loss_inputs import LossInputs
 from ..parts.loss_metrics import capped_mask
 from ..parts.registry import LOSSES
 from ..run.callbacks import TrainCallback
