@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from ..parts.files import atomic_write, page_table, png_bytes, read_asset
 from ..run.record import TOKEN_FIELDS, to_jsonable, to_jsonl
-from ..parts.loss_inputs import parse_correction
+from ..parts.loss_settings import parse_correction
 from ..run.reading import LoggedRun
 from .findings import DEAD, RunColumns, all_identical, finding_curves, load_rules
 from .readers import judge_run, open_run
