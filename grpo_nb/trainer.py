@@ -185,7 +185,7 @@ def train_batch(
     ended = has_eos(s, fresh)
     row = make_history_row(s, began, fresh, ended, by_func, fresh.dead, processed, updates)
     row |= dict(s.times, rollout_time=t1-t0, step_time=time.perf_counter()-t0)
-    row |= s.logged_by_rewards(row)
+    row |= s.logged_by_rewards()
     s.history.append(row)
     return TrainBatch(began, fresh, fresh.dead, by_func, [s.dataset[i]['prompt'] for i in indices], texts,
         processed.batch, s.reward_logs[0].extra, row=row, ended=ended, processed=processed,

@@ -1,5 +1,5 @@
 "The strategies for dead groups, by value."
-import math
+import math, statistics
 import pytest, torch
 from grpo_nb.advantages import group_advantages
 from grpo_nb.parts.groups import dead_groups
@@ -179,6 +179,14 @@ def test_an_improved_group_has_advantages_in_the_runs_own_units(scale, spread):
     m.process_batch(batch([[0.,3,0,0], MIXED], T=8, seed=1, keys=[5, 6]), step=2)
     t = m.process_batch(batch([DEAD0, [0.,6,0,0]], T=2, seed=2, keys=[5, 7]), step=9)
     assert_tensor(t.batch.advantages[0], [o/(spread+1e-4) for o in (-.75,-.75,-.75,2.25)])
+
+def test_an_improved_group_is_divided_by_the_deviation_of_its_batch():
+    m = resolve(STRATEGIES, 'same_prompt').from_settings(TrainConfig(scale_rewards='batch'))
+    m.process_batch(batch([[0.,3,0,0], MIXED], T=8, seed=1, keys=[5, 6]), step=2)
+    t = m.process_batch(batch([DEAD0, [0.,6,0,0]], T=2, seed=2, keys=[5, 7]), step=9)
+    spread = statistics.stdev([0.,0,0,3,0,6,0,0])+1e-4
+    assert_tensor(t.batch.advantages, [[o/spread for o in row] for row in
+        ((-.75,-.75,-.75,2.25), (-1.5,4.5,-1.5,-1.5))])
 
 # ---- fresh and stored ------------------------------------------------------------------------------
 

@@ -629,6 +629,14 @@ def test_a_reward_follows_the_step_and_what_it_logs_is_in_history_and_record(tmp
     assert r.history['size'].tolist()==pytest.approx([o['size'] for o in s.history])
     assert s.history[-1]['eval/size']>0 and 'eval/size' not in s.history[0]
 
+def test_a_metric_with_a_name_of_the_runs_own_is_refused_and_costs_one_batch(tmp_path):
+    def judge(completions, trainer_state, log_metric, **kw):
+        log_metric('loss' if trainer_state.global_step>2 else 'mine', 9.)
+        return [float(len(text(c))%2) for c in completions]
+    with pytest.raises(ValueError, match='`judge`.*the metric `loss`.*another name') as e:
+        train(tiny_model(0), TOK, DATA, judge, cfg(max_steps=8, output_dir=str(tmp_path)))
+    assert 'checkpoint-4 holds all' in ' '.join(e.value.__notes__)
+
 # ---- a chat template that begins the answer
 
 def thinks(closed=False):

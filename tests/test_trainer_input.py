@@ -2,7 +2,8 @@
 import warnings
 from pathlib import Path
 import pytest, torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
+from grpo_nb.variants.strategies import AR3PO, GFPO
 from grpo_nb.variants.strategy import Keep
 from grpo_nb.tiny_qwen import load_model, make_tokenizer, tiny_model
 from grpo_nb.trainer import TrainConfig, train
@@ -40,6 +41,17 @@ def test_a_home_folder_is_written_as_in_a_shell(tmp_path, monkeypatch):
         (dict(rewards=[torch.nn.Linear(1, 1)]), '`Linear`.* is a model, and rewards are functions here'),
         (dict(rewards=['org/reward-model']), 'is a model, and rewards are functions here'),
         (dict(dataset=['1+1='] * 16), "no column `prompt`"),
+        (dict(dataset=rows.to_dict()), 'the dataset is a dict, needs .*list of dicts.*`Dataset.from_dict`'),
+        (dict(dataset=iter(rows)), 'the dataset is a .*, needs .*stream by `list`'),
+        (dict(dataset=rows.to_iterable_dataset()), 'the dataset is a IterableDataset, needs'),
+        (dict(dataset=DatasetDict(train=rows)), r"the dataset is a DatasetDict, needs .*ds\['train'\]"),
+        (dict(dataset=rows.to_pandas()), 'the dataset is a DataFrame, needs'),
+        (dict(eval_dataset=iter(rows), eval_steps=2), '`eval_dataset`: the dataset is a .*, needs'),
+        (dict(strategy=GFPO(scale='none')), "`scale_rewards` is 'group', but strategy 'gfpo' .* 'none'"),
+        (dict(strategy=AR3PO(), scale_rewards='none'), "`scale_rewards` is 'none', .* 'group'"),
+        (dict(strategy='same_prompt', advantages='maxrl'), "`advantages` is 'maxrl', .* 'grpo'"),
+        (dict(strategy='ngrpo', scale_rewards='batch'), "`scale_rewards` is 'batch', .*'ngrpo'.* 'group'"),
+        (dict(strategy='gfpo', multi_objective_aggregation='normalize_then_sum'), "'gfpo'.*'sum_then_norm"),
         (dict(dataset=[dict(prompt='1')] * 15 + [dict(text='1')]), 'row 15 has the prompt None'),
         (dict(dataset=[dict(prompt=[dict(role='user', content=[dict(type='text', text='1')])])] * 16),
             "row 0: a message has its `content` in parts.*one text"),

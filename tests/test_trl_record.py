@@ -150,6 +150,15 @@ def test_what_rewards_log_is_in_history_and_record(kw):
     assert len(r.rows)==6 and r.history['size'][0]==pytest.approx(sum(sampled)/len(sampled))
     if not kw: assert any(o['outcome']=='replaced' for o in r.rows)
 
+def test_a_metric_with_a_name_of_the_runs_own_is_refused_and_costs_one_batch():
+    def judge(completions, trainer_state, log_metric, **kw):
+        log_metric('loss' if trainer_state.global_step else 'mine', 9.)
+        return [float(i%2) for i in range(len(completions))]
+    t = T.trainer(judge, per_device_train_batch_size=8, max_steps=4)
+    with pytest.raises(ValueError, match='the metric `loss`.*another name') as e: t.train()
+    notes = ' '.join(e.value.__notes__)
+    assert "raised in reward function 'judge'" in notes and 'checkpoint-1 holds the 1 step' in notes
+
 def test_a_crash_leaves_what_was_trained_on():
     class Breaks(Scripted):
         def __call__(self, completions, **kw):

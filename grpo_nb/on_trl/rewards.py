@@ -14,7 +14,7 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from trl import GRPOTrainer
 from ..parts.groups import dead_by_func, nan_std, reward_std, no_reward_mask
-from ..parts.reward_calls import is_async_callable, keep_seed, own_lists
+from ..parts.reward_calls import check_metric_name, is_async_callable, keep_seed, own_lists
 from ..parts.reward_checks import distinct_names, opened_tag_warning, template_start, validate_rewards
 from .ranks import wait_for_all_ranks
 
@@ -54,7 +54,9 @@ class CheckedRewards:
     )->Callable:
         "Wrap the function: errors name it, rewards are checked, arguments are copies."
         who,step = f'reward function {name!r}',self.trainer.state.global_step
-        def checked(r, kw): return validate_rewards(r, len(kw['prompts']), who).tolist()
+        def checked(r, kw):
+            for k in self.trainer._pending_metrics: check_metric_name(k)
+            return validate_rewards(r, len(kw['prompts']), who).tolist()
         def note_error(e, kw):
             columns = sorted(set(kw)-_GIVEN) or 'none'
             e.add_note(f'raised in {who} at step {step}; dataset columns it is given: {columns}')

@@ -24,7 +24,7 @@ _PRIVATE_NAMES = (   # package; where the names are; name -> parameters that we 
         _run_epoch='', _save_checkpoint='model trial', _save_rng_state='output_dir')))
 # what `GRPOTrainer.__init__` gives its trainer
 _ATTRIBUTES = ('_buffered_inputs','_is_vlm','_last_world_entropy','_logs','_metrics',
-    '_pending_extra_logs','_step','_tokenizer')
+    '_pending_extra_logs','_pending_metrics','_step','_tokenizer')
 
 def check_trl_api(
     trainer:GRPOTrainer|None=None, # to look for its attributes too, once TRL has set them

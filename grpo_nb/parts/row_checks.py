@@ -94,9 +94,13 @@ _GIVEN = {'prompts','completions','completion_start','trainer_state','log_metric
 
 def _check_table(dataset, n_prompts, G):
     "Is it a table with prompts, and enough of them?"
+    try: first = dataset[0] if len(dataset) else None
+    except (KeyError, TypeError):
+        raise ValueError(f'the dataset is a {type(dataset).__name__}, needs to be a list of dicts or a '
+            '`datasets.Dataset`: make one of columns by `Dataset.from_dict`, of a stream by `list`, or '
+            "choose one split of several, such as `ds['train']`") from None
     if not len(dataset): raise ValueError('the dataset is empty: it needs rows with a `prompt`')
-    first = dataset[0] if isinstance(dataset[0], dict) else []
-    columns = list(getattr(dataset, 'column_names', None) or first)
+    columns = list(getattr(dataset, 'column_names', None) or (first if isinstance(first, dict) else []))
     if 'prompt' not in columns:
         raise ValueError(f'no column `prompt` among {sorted(columns)}: rename yours, '
             "e.g. `ds.rename_column('question', 'prompt')`")

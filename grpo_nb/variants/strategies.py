@@ -145,7 +145,7 @@ class GFPO(DeadGroupStrategy):
 
     Their tokens still count in the denominator of the loss. Source: GFPO, arXiv 2508.09726.
     """
-    name = 'gfpo'
+    name,own_advantages = 'gfpo',True
     num_remains_in_group:int|None=None # answers of each group that are compared; None: half of them
     measure:str|Callable='length'   # length, efficiency, or a function of rewards and lengths: (B, G)
     scale:str='group'               # of `group_advantages`
@@ -243,7 +243,7 @@ class VirtualMaxReward(DeadGroupStrategy):
     NGRPO's clip, narrower for negative advantages, is the trainer's to set (`epsilon`, `epsilon_high`).
     Source: NGRPO, arXiv 2509.18851; deviation with the group's size in the denominator, as its code has it.
     """
-    name = 'virtual_max'
+    name,own_advantages = 'virtual_max',True
     best:float=1.   # the best possible reward
     eps:float=1e-4  # added to the deviation
 
@@ -300,7 +300,7 @@ class AR3PO(DeadGroupStrategy):
     The best answer of each prompt is kept, the newest of equals. Source: the reuse half of AR3PO, 2509.25808,
     with one answer per prompt; RePO, arXiv 2506.09340, adds several.
     """
-    name = 'same_prompt'
+    name,own_advantages = 'same_prompt',True
     max_prompts:int=100_000  # prompts remembered; the one not seen for longest is forgotten
     scale:str='group'        # of `group_advantages`
 
@@ -308,7 +308,7 @@ class AR3PO(DeadGroupStrategy):
 
     @classmethod
     def from_settings(cls, args:Any)->'AR3PO':
-        "With the settings' `scale_rewards`; 'batch' is the deviation of the improved group alone."
+        "With the settings' `scale_rewards`."
         return cls(scale=args.scale_rewards)
 
     def process_batch(self, batch:Rollouts, dead:Tensor|None=None, step:int=0, *,
@@ -321,6 +321,7 @@ class AR3PO(DeadGroupStrategy):
         packs = pack_groups(batch, [*better]) if better else []
         drawn = {b:self._insert_answer(p, o, step) for (b,o),p in zip(better.items(), packs)}
         new = insert_stored(batch, torch.tensor([*better], dtype=torch.int64), [*drawn.values()])
+        if better: new = replace(new, advantages=group_advantages(new.rewards, self.scale))
         self._remember(batch, keys, step, counted)
         return self.make_result(new, dead, drawn=drawn)
 
@@ -333,11 +334,10 @@ _KEPT = 'completion_ids','old_logps','ref_logps'   # of an answer, in a packed g
 
 @patch
 def _insert_answer(self:AR3PO, pack, old, step):
-    "The packed group with an old answer in its last place, and the advantages that it has then."
+    "The packed group with an old answer in its last place."
     n = len(pack['completion_ids'])-int(pack['lengths'][-1])
     pack |= {k:torch.cat([pack[k][:n], old[k]]) for k in _KEPT if k in pack}
     pack['lengths'][-1],pack['rewards'][-1] = len(old['completion_ids']),old['reward']
-    pack['advantages'] = group_advantages(pack['rewards'][None], self.scale)[0]
     old['uses'] += 1
     return StoredGroup(pack, old['reward'], old['step'], pack['prompt_key'], None, old['uses'], 1.,
         step-old['step'])

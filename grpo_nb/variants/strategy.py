@@ -36,6 +36,7 @@ class DeadGroupStrategy:
     dead_tolerance = 1e-6   # reward units; a run sets its own
     needs_logps = False     # shall `process_batch` be given `logps_fn`?
     unreplaced = 'keep'     # dead groups that nothing replaces: 'keep' them, or 'mask' them out of the loss
+    own_advantages = False  # does it compute all advantages itself, whatever the run's `advantages`?
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
