@@ -17,7 +17,7 @@ from ..parts.setting_checks import warmup_warning
 from ..parts.row_checks import (
     Tokenizer, check_rendered, check_text_content, image_columns, validate_dataset)
 from ..parts.reward_checks import opened_tag_warning
-from ..parts.registry import STRATEGIES, function_name, resolve
+from ..parts.registry import ADVANTAGES, STRATEGIES, function_name, registered_name, resolve
 from .config import TrainConfig
 from ..parts.loss_settings import parse_correction
 
@@ -52,6 +52,7 @@ def make_strategy(
     if tolerance!=args.dead_tolerance:
         raise ValueError(f'`dead_tolerance` is {args.dead_tolerance}, that of strategy {strategy.name!r} is '
             f'{tolerance}: give both the same, so that a group is dead for both or for none')
+    if getattr(strategy, 'own_advantages', False): _check_advantages(strategy, args)
     _check_replay(strategy, args)
     return strategy
 
@@ -61,6 +62,16 @@ def _copy_of(strategy):
     except TypeError as e:
         raise ValueError(f'strategy {strategy.name!r} can\'t be copied, and each run needs its own ({e}): '
             'give it a `__deepcopy__`') from e
+
+def _check_advantages(strategy, args):
+    "ValueError for settings of the advantages that a strategy which computes its own does not follow."
+    follows = dict(advantages='grpo', multi_objective_aggregation='sum_then_normalize',
+        scale_rewards=getattr(strategy, 'scale', 'group'))
+    for k,v in follows.items():
+        setting = registered_name(ADVANTAGES, getattr(args, k))
+        if setting!=v:
+            raise ValueError(f'`{k}` is {setting!r}, but strategy {strategy.name!r} computes all '
+                f'advantages as with {v!r}: give both the same, or choose another strategy')
 
 def _check_replay(strategy, args):
     "ValueError for settings of replay that the strategy does not follow."

@@ -69,16 +69,11 @@ class TrainState:
         yield
         self.times[f'{what}_time'] += time.perf_counter()-begun
 
-    def logged_by_rewards(self,
-        row:dict,  # of the history, so far
-    )->dict:       # name: number
-        "The metrics that rewards logged, averaged over the batch. ValueError for a name that is in the row."
+    def logged_by_rewards(self)->dict:   # name: number
+        "The metrics that rewards logged, averaged over the batch."
         values = {}
         for log in self.reward_logs:
             for k,v in log.values.items(): values.setdefault(k, []).extend(v)
-        if clashes := sorted(values.keys() & row.keys()):
-            raise ValueError(f'a reward function logs the metric `{clashes[0]}`, which the trainer logs '
-                'itself: call `log_metric` with another name')
         return {k:sum(v)/len(v) for k,v in values.items()}
 
 # %% ../../nbs/run/state.ipynb #7d21c0a2
