@@ -217,6 +217,17 @@ def test_a_task_with_few_problems_gives_all_it_has_to_train_on_and_to_hold_out(c
     assert len(train)+len(held)==310   # 8 times 39 products, but for the two of the examples
     assert 'products has 250 different problems on the train side' in capsys.readouterr().out
 
+def test_a_named_task_is_held_out_by_the_file_and_asked_as_chat_if_it_shall(mine, monkeypatch):
+    from grpo_nb.cli import _problems
+    columns = dict(prompt='prompt', answer='answer', compared=True)
+    train,held = _problems('sums', str(mine/'mine.jsonl'), 6, 0, False, **columns)
+    assert held['prompt']==['0+0=', '0+1=', '0+2=', '0+3=', '0+4=', '0+5='] and len(train)==2000
+    sides = _problems('two_digit_sums', None, 5, 0, True, **columns)
+    assert [[m['role'] for m in o[0]['prompt']] for o in sides]==[['user'], ['user']]
+    monkeypatch.chdir(mine)
+    (mine/'sums').mkdir()   # a folder of that name changes nothing
+    assert _problems('sums', None, 6, 0, False, **columns)[0]['prompt']==train['prompt']
+
 def test_the_demo_measures_trains_and_leaves_its_folder(tmp_path, capsys):
     s = demo(seed=3, output_dir=str(tmp_path/'run'), max_steps=8, n_problems=60, disable_tqdm=True)
     assert json.loads((tmp_path/'run'/'summary.json').read_text())==json.loads(json.dumps(s))

@@ -1,6 +1,6 @@
 "A comparison over seeds: who is run, what is kept, and how sure the difference is"
 import json
-import pandas as pd, pytest
+import pandas as pd, pytest, torch
 from scipy.stats import sem, t, ttest_rel
 import grpo_nb.research.comparison as c
 from grpo_nb.replay import Replay
@@ -49,6 +49,16 @@ def test_a_table_survives_a_write_that_ends_in_the_middle(ran, tmp_path, monkeyp
     with pytest.raises(OSError): c.compare_seeds(dict(a=WAYS['a']), 3, tmp_path/'t.csv')
     assert (tmp_path/'t.csv').read_text()==before
 
+def test_a_table_read_back_is_compared_as_it_was_written(ran, tmp_path):
+    df = c.compare_seeds(WAYS, 3, tmp_path/'t.csv')
+    failed = pd.concat([df, df[-1:].assign(arm='c', error='stopped')])
+    failed.to_csv(tmp_path/'failed.csv', index=False)
+    df.drop(columns='error').to_csv(tmp_path/'own.csv', index=False)   # of a user's own loop
+    want = c.compare(df, 'spell_backward', 'a', 'area')
+    for name in ('t.csv', 'failed.csv', 'own.csv'):   # what is empty is read as nan
+        back = c.compare(pd.read_csv(tmp_path/name), 'spell_backward', 'a', 'area')
+        pd.testing.assert_frame_equal(back, want)
+
 def test_means_and_differences_are_those_of_scipy(ran):
     result = c.compare(c.compare_seeds(WAYS, 3), 'spell_backward', 'a', 'area')
     x = {w:[AREA[w, s] for s in range(3)] for w in 'ab'}
@@ -66,6 +76,7 @@ def test_two_rows_of_one_seed_are_no_comparison(ran):
         c.compare(pd.concat([df, df[:1]]), 'spell_backward', 'a', 'area')
 
 def test_a_run_begins_and_ends_on_its_curve_and_the_area_is_its_mean():
+    torch.set_num_threads(2)   # which a run changes for itself alone
     row = c.run_seed(dict(generation_batch_size=16, num_generations=4), 3, max_sampled_tokens=500,
         n_problems=6, points=2, min_word_len=4, max_word_len=5)
     curve = json.loads(row['curve'])
@@ -73,3 +84,6 @@ def test_a_run_begins_and_ends_on_its_curve_and_the_area_is_its_mean():
     assert (row['pass1_before'], row['pass1'])==(curve[0]['pass1'], curve[-1]['pass1'])
     mean = sum((b['tokens']-a['tokens'])*(a['pass1']+b['pass1'])/2 for a,b in zip(curve, curve[1:]))
     assert row['area']==pytest.approx(mean/row['tokens'], abs=1e-5)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert threads==2

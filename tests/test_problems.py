@@ -140,16 +140,14 @@ def test_splitting_keeps_equal_prompts_together_and_loses_none():
     train,test = split_problems(ds)
     assert sorted([*train['n'], *test['n']])==list(range(200)) and len(test)>0
     assert not set(train['prompt']) & set(test['prompt'])
-    assert len(split_problems(ds, 0.)[1])==0 and len(split_problems(ds, 1.)[0])==0
 
 def test_four_hundred_equal_prompts_get_the_right_cause():
     ds = Dataset.from_list([dict(prompt='Tell me a joke.')]*400)
     with pytest.raises(ValueError, match='jokes.jsonl has 400 rows but only 1 different prompt'):
-        split_problems(ds, .1, need_both=True, what='jokes.jsonl')
-    assert sum(map(len, split_problems(ds, .1)))==400
+        split_problems(ds, .1, what='jokes.jsonl')
     two = Dataset.from_list([dict(prompt='2 + 3 ='), dict(prompt='4 + 3 =')])
     with pytest.raises(ValueError, match='sums.jsonl has 2 different prompts, and none'):
-        split_problems(two, .1, need_both=True, what='sums.jsonl')
+        split_problems(two, .1, what='sums.jsonl')
 
 # --- hub sets, on rows in the hub's format
 
@@ -190,12 +188,12 @@ def test_conversations_that_end_alike_are_told_apart_by_what_differs():
         return [dict(role=a, content=b) for a,b in turns]
     def split(systems):
         rows = [talk(i, s) for i,s in enumerate(systems)]
-        return [len(o) for o in split_problems(Dataset.from_dict(dict(prompt=rows)), .2, need_both=True)]
+        return [len(o) for o in split_problems(Dataset.from_dict(dict(prompt=rows)), .2)]
     train,test = split(['Be brief.']*100)
     assert train+test==100 and 8<=test<=35
     first = [dict(role='system', content=f'The number is {0}.'), dict(role='user', content='double it')]
     rows = [[dict(first[0], content=f'The number is {i}.'), first[1]] for i in range(100)]
-    train,test = split_problems(Dataset.from_dict(dict(prompt=rows)), .2, need_both=True)
+    train,test = split_problems(Dataset.from_dict(dict(prompt=rows)), .2)
     assert len(test)>=8
     # one question, with or without a shared system message, falls where its text does, as ever
     for before in ([], [dict(role='system', content='Be brief.')]):

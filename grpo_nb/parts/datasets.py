@@ -31,7 +31,7 @@ def split_name(
     return 'test' if h < test_share*2**64 else 'train'
 
 # %% ../../nbs/parts/datasets.ipynb #6bfedd8e
-def _as_messages(question:str, system:str|None=None)->list[dict]:
+def _as_messages(question:str, system:str='')->list[dict]:
     "A question in the form chat models are trained on."
     before = [{'role':'system', 'content':system}] if system else []
     return before+[{'role':'user', 'content':question}]
@@ -52,7 +52,6 @@ def gym_dataset(
     n:int,              # problems wanted, all different
     seed:int=0,         # 0 or more; another seed gives other problems
     split:str='train',  # 'train' or 'test'
-    system:str|None=None, # a system message before each question
     **config:Any,       # the task's own options, such as min_terms=3
 )->Dataset:             # columns prompt (messages), answer, task, entry (JSON)
     """`n` different problems of one side of a reasoning-gym task.
@@ -68,7 +67,7 @@ def gym_dataset(
         q = e['question'].strip()
         if q in questions or split_name(q)!=split: continue
         questions.add(q)
-        rows.append(dict(prompt=_as_messages(q, system), answer=str(e['answer']),
+        rows.append(dict(prompt=_as_messages(q), answer=str(e['answer']),
                          task=e['metadata']['source_dataset'], entry=json.dumps(e, default=str)))
         if len(rows)==n: return Dataset.from_list(rows)
     raise ValueError(f'{name} with {config or "its defaults"} has too few different problems: {len(rows)} on '
@@ -293,17 +292,16 @@ def select_rows(
 def split_problems(
     ds:Dataset,            # with a column prompt
     test_share:float=.2,   # share that is held out, 0 to 1
-    need_both:bool=False,  # refuse when a side stays empty?
     what:str='the data set',  # its name in messages
 )->tuple[Dataset,Dataset]: # (train, test)
     """A problem set cut in two by the hash of its prompts: equal prompts never part.
 
-    ValueError, with the number of different prompts, when a side stays empty that is needed.
+    ValueError, with the number of different prompts, when a side stays empty.
     """
     texts = _distinguishing_text(ds['prompt'])
     side = [split_name(t, test_share) for t in texts]
     train,test = ([i for i,s in enumerate(side) if s==which] for which in ('train','test'))
-    if need_both and not (train and test):
+    if not (train and test):
         n,empty = len(set(texts)),'test' if train else 'train'
         prompts = '1 different prompt' if n==1 else f'{n} different prompts'
         rows = f'{len(texts)} rows but only ' if n<len(texts) else ''

@@ -6,7 +6,7 @@
 __all__ = ['WAYS', 'Curve', 'run_seed', 'compare_seeds', 'by_seed', 'compare', 'draw_curves', 'way_settings', 'compare_command']
 
 # %% ../../nbs/research/comparison.ipynb #c0a00003
-import json, time
+import json
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 from ..parts.files import atomic_write
 from ..parts.registry import function_name
 from ..parts.stats import mean_ci, paired_difference
+from ..run.folders import next_folder, require_empty_dir, single_thread
 from ..run.signals import output_is_file
 from ..run.start import strategy_options
 from ..see.plotting import fig_png, new_figure
@@ -27,28 +28,23 @@ from ..see.plotting import fig_png, new_figure
 # %% ../../nbs/research/comparison.ipynb #13d82b5f
 @dataclass
 class Curve:
-    "A callback of the trainer: pass@1 at even distances of tokens, and the seconds of training until then."
+    "A callback of the trainer: pass@1 at even distances of tokens."
     measure:Callable # () -> pass@1
     budget:int       # tokens that may be sampled
     points:int       # measurements, the last one included
     curve:list = field(default_factory=list)
-    cpu_s:list = field(default_factory=list)
-    spent:float = 0.
-    since:float = field(default_factory=time.process_time)
 
     def add(self, tokens:int, steps:int, pass1:float)->None:
         "A point of the curve."
         self.curve.append(dict(tokens=tokens, steps=steps, pass1=round(pass1, 5)))
-        self.cpu_s.append(round(self.spent, 2))
 
     def __call__(self, s:object, info:dict)->None:
         "After a batch; `s` has `num_tokens` and `step`."
-        self.spent += time.process_time()-self.since
         if self.budget*len(self.curve)/self.points<=s.num_tokens<self.budget:
             self.add(s.num_tokens, s.step, self.measure())
-        self.since = time.process_time()
 
 # %% ../../nbs/research/comparison.ipynb #c0a00007
+@single_thread()
 def run_seed(
     settings:dict,  # of `TrainConfig`
     seed:int,       # of problems, draws and order
@@ -64,7 +60,6 @@ def run_seed(
     from grpo_nb.tasks import accuracy_reward
     from grpo_nb.tiny_qwen import load_model
     from grpo_nb.trainer import TrainConfig, train
-    torch.set_num_threads(1)
     model,tok = load_model('tiny')
     held_out = make_problems(task, n_problems, seed, 'test', **options)
     args = TrainConfig(**dict(seed=seed, max_steps=10**6, max_sampled_tokens=max_sampled_tokens,
@@ -122,12 +117,16 @@ def compare_seeds(
     return pd.DataFrame(rows)
 
 # %% ../../nbs/research/comparison.ipynb #ce0eaf8e
+def _finished(df):
+    "The rows of runs that did not fail: their `error`, if there is such a column, is empty."
+    return df[df.error.fillna('')==''] if 'error' in df else df
+
 def by_seed(
     df:pd.DataFrame, # rows of a comparison or a study
     metric:str,      # a column
 )->pd.DataFrame:     # a column per (arm, regime)
     "One row per seed and machine. ValueError if an arm has two rows for a seed."
-    d = df[df.error==''] if 'error' in df else df
+    d = _finished(df)
     d = d if 'machine' in d else d.assign(machine='')
     if d.duplicated(['regime','arm','seed','machine']).any():
         raise ValueError('an arm has several rows for a seed (learning rates, settings): '
@@ -145,7 +144,7 @@ def compare(
     ValueError for a regime without runs, and where an arm has two rows for a seed.
     """
     regimes = [regimes] if isinstance(regimes, str) else list(regimes)
-    d = df[df.regime.isin(regimes)&(df.error=='')]
+    d = _finished(df[df.regime.isin(regimes)])
     if not len(d): raise ValueError(f'no runs of {regimes}; there are {sorted(df.regime.unique())}')
     wide = by_seed(d, metric)
     def over(a): return wide[a].reindex(columns=regimes).mean(axis=1, skipna=False)
@@ -170,7 +169,7 @@ def draw_curves(
     "Held-out pass@1 against sampled tokens, mean over seeds with its 95 % band."
     fig,ax = new_figure(title or f'{regime}: pass@1 as tokens are spent', size=(7.2,3.8),
         xlabel='completion tokens sampled, thousands', ylabel='pass@1, held-out problems')
-    d = df[(df.regime==regime)&(df.error=='')]
+    d = _finished(df[df.regime==regime])
     for a in [o for o in lines if (d.arm==o).sum()>1]:
         curves = [json.loads(o) for o in d[d.arm==a].curve]
         x = np.linspace(0, min(c[-1]['tokens'] for c in curves), 9)
@@ -195,11 +194,10 @@ def way_settings(
 )->dict:       # of `TrainConfig`
     "The settings of one of the five ways."
     from grpo_nb.replay import Replay
-    beside = dict(generation_batch_size=96, replay_stored_per_fresh=2,
-        correction='weight=truncated,weight_cap=2,clip=none', strategy=Replay(stored_per_fresh=2, seed=seed))
-    of_way = dict(none=dict(strategy='keep'), mu2=dict(strategy='keep', num_iterations=2),
-        replay=dict(strategy=Replay(seed=seed)), replay_uncorrected=dict(
-        strategy=Replay(force_ratio_one=True, seed=seed)), replay_beside=beside)
+    of_way = dict(none=dict(strategy='keep'), mu2=dict(strategy='keep', num_iterations=2), replay={},
+        replay_uncorrected=dict(strategy=Replay(force_ratio_one=True, seed=seed)),
+        replay_beside=dict(generation_batch_size=96, replay_stored_per_fresh=2,
+            correction='weight=truncated,weight_cap=2,clip=none'))
     return dict(generation_batch_size=64, num_generations=4, learning_rate=4e-4)|of_way[way]
 
 def compare_command(
@@ -208,7 +206,6 @@ def compare_command(
 )->None:
     "Train in five ways at equal tokens, on words to be spelled backward, with six seeds each."
     from functools import partial
-    from grpo_nb.run.folders import require_empty_dir, next_folder
     out = require_empty_dir(output_dir) if output_dir else next_folder('runs/compare')
     out.mkdir(parents=True, exist_ok=True)
     ways = {k:partial(way_settings, k) for k in WAYS}

@@ -6,7 +6,8 @@
 __all__ = ['KEY', 'ARMS', 'REGIMES', 'TABLES', 'SMALL', 'machine', 'stamp', 'source_hash', 'as_list', 'table_file', 'read_rows',
            'mean_over_tokens', 'run_study', 'paired_table', 'over_regimes', 'at_equal', 'lr_table', 'rerun_rows',
            'resolve_name', 'Arm', 'Regime', 'tuned_lr', 'lessons', 'lesson_batch', 'warm_start', 'arm_of',
-           'make_arm_strategy', 'run_job', 'study_stamp', 'source_digest', 'make_job', 'make_jobs', 'bakeoff']
+           'make_arm_strategy', 'TimedCurve', 'run_job', 'study_stamp', 'source_digest', 'make_job', 'make_jobs',
+           'bakeoff']
 
 # %% ../../nbs/studies/study.ipynb #cad092e4
 import gzip, hashlib, inspect, json, lzma, math, os, platform, re, sys, threading, time
@@ -504,6 +505,24 @@ def make_arm_strategy(
     return kind(**o)
 
 # %% ../../nbs/studies/study.ipynb #6bc3e0aa
+@dataclass
+class TimedCurve(Curve):
+    "A curve with the seconds of training until each of its points: the clock stops while it is measured."
+    cpu_s:list = field(default_factory=list)
+    spent:float = 0.
+    since:float = field(default_factory=time.process_time)
+
+    def add(self, tokens:int, steps:int, pass1:float)->None:
+        "A point of the curve, and the seconds until then."
+        super().add(tokens, steps, pass1)
+        self.cpu_s.append(round(self.spent, 2))
+
+    def __call__(self, s:object, info:dict)->None:
+        "After a batch; `s` has `num_tokens` and `step`."
+        self.spent += time.process_time()-self.since
+        super().__call__(s, info)
+        self.since = time.process_time()
+
 def run_job(
     job:dict, # of `make_job`
 )->dict:      # its row
@@ -528,7 +547,7 @@ def run_job(
     model.load_state_dict(weights)
     def measure(n, k=None):
         return evaluate(model, tok, held_out, accuracy_reward, n, k=k, seed=seed, max_completion_length=width)
-    c = Curve(lambda: measure(2)['pass@1'], args.max_sampled_tokens, points)
+    c = TimedCurve(lambda: measure(2)['pass@1'], args.max_sampled_tokens, points)
     c.add(0, 0, before['pass@1'])
     s = train(model, tok, problems, accuracy_reward, args, callbacks=[c])
     after = measure(k, k)
