@@ -15,7 +15,6 @@ from multiprocessing import get_context
 from pathlib import Path
 import numpy as np
 import pandas as pd
-import torch
 from tqdm.auto import tqdm
 from ..parts.files import atomic_write
 from ..parts.registry import function_name
