@@ -796,4 +796,5 @@ class OnTRL:
                     [x[j] for x in f.by_func], f'{name}: {fn}')
                 close(place['ratios'], r, f'{name}: ratios', tol=6e-4)
                 olds = [recorded(a.old.tolist(), k) for a,k in zip(mine, o.counts)]
-                if not o.replayed: close(row['logps'], olds, f'{name}: logps', tol=6e-4)
+                olds = [[]]*G if o.replayed else olds   # a newcomer was sampled in another batch
+                close(row['logps'], olds, f'{name}: logps', tol=6e-4)

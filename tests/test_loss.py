@@ -2,10 +2,13 @@
 import math
 import pytest, torch
 from grpo_nb.parts.tensors import test_tensor as assert_tensor
-from grpo_nb.parts.registry import LOSSES
+from grpo_nb.parts.registry import LOSSES, register
 from grpo_nb.loss import aggregate_token_loss, clipped_objective, policy_loss
-from grpo_nb.parts.loss_settings import LossSettings, OffPolicyCorrection
+from grpo_nb.parts.loss_settings import LossSettings, OffPolicyCorrection, loss_traits
 from grpo_nb.parts.loss_inputs import LossInputs
+from grpo_nb.parts.loss_metrics import loss_metrics
+from grpo_nb.run.config import TrainConfig
+from grpo_nb.variants.token_terms import compare_losses
 from loss_calls import loss_of, metrics_of, terms_of
 
 LOSS_TYPES = [*LOSSES]
@@ -146,16 +149,7 @@ def test_aggregate_ignores_what_is_masked_even_nan():
     for k,v in want.items():
         assert_tensor(aggregate_token_loss(x, m, k, max_completion_length=4), torch.tensor(v))
 
-# ---- corrections: weight, clip and filter, each combination beside a plain loop ----
-
-def past(seed, B=4, G=3, T=4):
-    "Groups of an older policy: lists for the loop, tensors for the loss."
-    d = batch(seed, B, G, T, drift=.7)
-    del d['ref_logps']
-    g = torch.Generator().manual_seed(seed+100)
-    d['prox_logps'] = d['old_logps']+.4*torch.randn(B, G, T, generator=g, dtype=torch.float64)
-    return d
-
+# ---- corrections: their values are the road's ----
 @pytest.mark.parametrize('make,says', [(lambda: OffPolicyCorrection(weight='half'), 'needs one of token'),
     (lambda: OffPolicyCorrection(clip='hard'), 'needs one of ppo'),
     (lambda: OffPolicyCorrection(max_drift=-1.), '`max_drift` is -1.0'),
@@ -168,7 +162,6 @@ def test_what_a_correction_lacks_is_named(make, says):
 
 # ---- a loss of one's own ----
 def test_a_registered_loss_is_known_and_gets_the_settings_it_names():
-    from grpo_nb.parts.registry import register
     @register(LOSSES, 'mine')
     def own_loss(logps, old_logps, A, mask, width=1.): return width*A*logps
     try:
@@ -183,13 +176,7 @@ def test_a_registered_loss_is_known_and_gets_the_settings_it_names():
         with pytest.raises(ValueError, match='mine'): loss_of(**d, loss_type='yours')
     finally: del LOSSES['mine']
 
-# ---- the chapter's exercises, run against the package instead of the chapter's own cells ----
 def test_what_a_loss_is_registered_with_is_read_everywhere():
-    from grpo_nb.loss import policy_loss
-    from grpo_nb.parts.loss_inputs import LossInputs
-    from grpo_nb.parts.registry import register
-    from grpo_nb.run.config import TrainConfig
-    from grpo_nb.variants.token_terms import compare_losses
     torch.manual_seed(0)
     x = LossInputs(torch.randn(2, 3, 4)-2, torch.randn(2, 3, 4)-2, torch.randn(2, 3),
         torch.arange(4)<torch.tensor([[1, 2, 4], [3, 1, 2]])[...,None])
@@ -219,8 +206,6 @@ def test_what_a_loss_is_registered_with_is_read_everywhere():
     with pytest.raises(ValueError, match="no aggregation 'squahs'"): TrainConfig(aggregation='squahs')
 
 def test_a_loss_may_have_a_divisor_of_its_own():
-    from grpo_nb.parts.registry import register
-    from grpo_nb.run.config import TrainConfig
     def by_root(per_token, mask, rows, tokens):
         return (per_token.sum(-1)/mask.sum(-1).clamp(min=1)**.5).sum()/rows
     def plain(logps, A): return A*logps
@@ -244,23 +229,17 @@ def test_a_loss_may_have_a_divisor_of_its_own():
 
 @pytest.mark.parametrize('name', ['sapo','vespo','cispo'])
 def test_a_loss_given_as_its_function_is_the_registered_one(name):
-    from grpo_nb.run.config import TrainConfig
     g = torch.Generator().manual_seed(0)
     logps,old = (-torch.rand(2, 3, 4, generator=g) for _ in range(2))
     x = LossInputs(logps, old, torch.randn(2, 3, generator=g), torch.rand(2, 3, 4, generator=g)<.7)
     options = dict(epsilon_high=5.) if name=='cispo' else {}
     by_name,by_function = (policy_loss(x, LossSettings(o, **options)) for o in (name, LOSSES[name]))
     assert torch.equal(by_name.loss, by_function.loss)
-    assert metrics_of_output(by_name)==metrics_of_output(by_function)
+    assert loss_metrics(by_name)==loss_metrics(by_function)
     if name=='cispo':
         with pytest.raises(ValueError, match='epsilon_high'): TrainConfig(loss_type=LOSSES[name])
     else: assert TrainConfig(loss_type=LOSSES[name], **options).loss_type==name
 
-def metrics_of_output(out):
-    from grpo_nb.parts.loss_metrics import loss_metrics
-    return loss_metrics(out)
-
 def test_the_function_of_several_losses_has_what_they_share():
-    from grpo_nb.parts.loss_settings import loss_traits
     shared = [loss_traits(k) for k,f in LOSSES.items() if f is clipped_objective]
     assert len(shared)>1 and loss_traits(clipped_objective)==shared[0]|dict(divisor='dapo')

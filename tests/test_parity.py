@@ -9,7 +9,6 @@ pytest.importorskip('trl')
 from accelerate import Accelerator
 from trl import GRPOConfig, GRPOTrainer
 from grpo_nb.parts.registry import LOSSES
-from grpo_nb.parts.registry import LOSSES
 from grpo_nb.parts.loss_settings import LossSettings
 from loss_calls import loss_of, metrics_of
 

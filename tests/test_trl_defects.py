@@ -9,8 +9,7 @@ from grpo_nb.on_trl.rows import TrlRows
 from grpo_nb.run.checkpoints import checkpoint_folders, load_state
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
-from trl_resumed import buffers_equal, logs, make, rewards
-from weekly import most_weekly
+from trl_resumed import make, rewards
 
 torch.set_num_threads(1)
 G = 4
@@ -141,22 +140,6 @@ def failing(at, kind=KeyError):
         return rewards(completions)
     rewards_.__name__ = 'rewards'
     return rewards_
-
-@pytest.mark.parametrize('kw', most_weekly([dict(num_iterations=2), dict(logging_steps=3),
-    dict(gradient_accumulation_steps=2), dict()], 2), ids=str)
-def test_a_reward_that_fails_in_the_middle_costs_nothing(kw, tmp_path):
-    whole = make(tmp_path/'a', 6, save_strategy='no', **kw); whole.train()
-    args = make(tmp_path/'b', 6, save_strategy='no', **kw).args
-    t = T.trainer(failing(3), args=args)
-    with pytest.raises(KeyError) as e: t.train()
-    step = t.state.global_step
-    assert (step>1 and f"at step {step}" in e.value.__notes__[0]
-        and f'checkpoint-{step} holds the {step} steps' in e.value.__notes__[1])
-    u = make(tmp_path/'b', 6, save_strategy='no', **kw)
-    u.train(resume_from_checkpoint=True)
-    assert T.same(T.weights(whole), T.weights(u)) and buffers_equal(whole.replay_buffer, u.replay_buffer)
-    last = [{k:v for k,v in logs(o)[-1].items() if k!='loss'} for o in (whole, u)]
-    assert last[0]==last[1]
 
 def test_a_trainer_that_goes_on_after_a_failure_saves_what_it_is_and_not_what_it_was(tmp_path):
     "With a checkpoint at each step nothing was to be rescued, and later ones held the state of the failure."

@@ -9,8 +9,8 @@ import trl_tiny as T
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 HERE = Path(__file__).parent
-FIRST = ('whole,straddle,mu2,disagree,other_data,images,signal,resumed,from_one,stored,stored_local,mended,'
-    'accumulated,objective,fsdp2,parts,moving')
+FIRST = ('whole,straddle,mu2,disagree,other_data,images,signal,resumed,from_one,stored,stored_local,own,'
+    'mended,accumulated,objective,fsdp2,parts,moving')
 
 def rewards(completions, prompts, **kw):   # as in trl_sharded_ranks.py
     r = T.n_red(completions)
@@ -195,6 +195,15 @@ def test_with_a_buffer_each_both_sample_as_many_prompts_as_the_poorer_needs(out)
     assert fresh[0][0]==fresh[1][0]==2 and [(x,y) for x,y in zip(a, b)
         if x['num_items_in_batch']!=y['num_items_in_batch']]==[]
     assert min(map(sum, fresh))<10
+
+def test_two_processes_with_a_buffer_each_train_alike_and_resume_to_the_bit(out):
+    f = facts(out, 'own')
+    assert T.same(f[0]['w'], f[1]['w']) and not equal(f[0]['b'], f[1]['b'])
+    for a,b in zip(f[0]['batches'], f[1]['batches'], strict=True):
+        local = [o['completion_mask'].sum() for o in (a, b)]
+        assert a['num_items_in_batch']==b['num_items_in_batch']==sum(local)
+    assert sum(o.get('replay/replaced', 0) for o in f[0]['log'])>0
+    for a,b in zip(f, facts(out, 'own_resumed')): assert T.same(a['w'], b['w']) and equal(a['b'], b['b'])
 
 def test_a_reward_that_fails_on_one_process_stops_both_which_save_and_go_on(out):
     said = [(out/f'mended_said{r}').read_text() for r in (0, 1)]

@@ -6,7 +6,7 @@ from trl import GRPOConfig, GRPOTrainer
 import trl_tiny as T
 from trl_tiny import LIVE, DEAD, Scripted
 from grpo_nb.on_trl.rows import (
-    TrlRows, append_blank_rows, check_columns, row_format)
+    TrlRows, check_columns, row_format)
 from grpo_nb.on_trl.batch_record import is_text
 from grpo_nb.parts.groups import pack_groups
 from trl_resumed import buffers_equal, logs, make
@@ -206,15 +206,6 @@ def test_a_prompt_keeps_its_key_however_wide_the_batch_is():
     assert of([5, 6])==[a] and of([7, 5, 6])==[b] and a!=b and max(a, b)<2**31
     halved = zlib.crc32(struct.pack('<2i', 5, 6))//2   # a checkpoint of before holds it
     assert a==halved
-
-def test_a_place_for_a_stored_group_counts_for_nothing_until_it_is_filled():
-    batch = dict(completion_ids=torch.tensor([[3, 4],[5, 6]]), completion_mask=torch.ones(2, 2).long(),
-        advantages=torch.tensor([1.,-1.]), prompt=['p','q'], num_items_in_batch=torch.tensor(4),
-        prompt_ids=torch.ones(2, 1).long(), prompt_mask=torch.ones(2, 1).long())
-    got = append_blank_rows(TrlRows.from_trl(batch), 3).to_trl()
-    assert got['completion_mask'].tolist()==[[1,1],[1,1],[0,0]] and got['advantages'].tolist()==[1.,-1.,0.]
-    assert got['completion_ids'].tolist()==[[3,4],[5,6],[3,4]] and got['prompt']==['p','q','p']
-    assert got['num_items_in_batch']==4 and batch['completion_mask'].all()
 
 def test_a_prompt_is_plain_without_pictures():
     message = dict(role='user', content='hi')

@@ -152,6 +152,10 @@ for scene in scenes:
         got = T.spy(t)
         t.train()
         torch.save([{k:o[k] for k in KEYS} for o in got], out/f'{scene}{rank}')
+    if scene=='own':   # a buffer each
+        kw = dict(replay_scope='local', num_iterations=2)
+        run(scene, **kw)
+        run('own_resumed', resume=str(out/'own'/'checkpoint-3'), folder=scene, **kw)
     if scene=='mended':
         t = make(scene, 6, fails, save_strategy='no')
         try: t.train()
