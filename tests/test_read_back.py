@@ -241,7 +241,6 @@ def assert_history(h, whole, has):
             'cut' in has)
 
 # ---- our own record -----------------------------------------------------------------------------
-TOKENS = 'tokens logps ratios'.split()
 def damage(draw, o):
     "(what is wrong with the row now, in the words of its note)"
     several = [k for k in ('rewards','n_tokens','truncated') if k in o and len(o['completions'])>1]
@@ -287,7 +286,7 @@ def records(draw):
             source = draw(st.sampled_from([None, *born])) if born else None
             terms = dict(tokens=texts, policy=number, by=dict(dapo=dict(weight=[.5]*G, term=number, clip=[[]
                 for _ in T])))
-            wrong = uneven = ''
+            wrong = ''
             if source is not None:
                 b = born[source]
                 o |= dict(outcome=draw(st.sampled_from(['replaced','stored'])), replacement=dict(id=source,
@@ -303,31 +302,22 @@ def records(draw):
             elif draw(st.booleans()): o['id'] = place
             if source is None and draw(st.integers(0, 4))==0: wrong = damage(draw, o)
             elif source is None and draw(st.integers(0, 3))==0:
-                k,uneven = draw(st.sampled_from(['tokens','logps','ratios','policy','term'])),True
-                o |= dict(tokens=texts, logps=number, terms=terms)
-                short = cut_short(draw, number)
-                if k=='policy': o['terms'] = terms|dict(policy=short)
-                elif k=='term': o['terms'] = terms|dict(by=dict(dapo=dict(term=short)))
-                else: o[k] = short
+                k = draw(st.sampled_from(['tokens','logps','ratios']))
+                o |= dict(tokens=texts, logps=number)
+                o[k] = cut_short(draw, number)
+                wrong = f'not as many `{k}` as `completions`'
+                if len(o[k])==G: wrong = 'token lists of unequal length'
             lines.append(o)
             if wrong:
                 notes[wrong] += 1
                 continue
             back = dict(o)
-            if uneven:
-                notes['token lists of unequal length'] += 1
-                back |= dict.fromkeys([*TOKENS, 'terms'])
             if source is not None:
                 full = {k:b.get(k) for k in ('prompt','completions','rewards','advantages','prompt_key')}
                 back['replacement'] = full|back['replacement']
                 if o['outcome']=='stored':
                     back |= {k:full[k] or ('' if k=='prompt' else []) for k in ('prompt','completions',
                         'rewards','advantages')}
-                if draw(st.booleans()):
-                    o['replacement']['terms'] = new = dict(tokens=[['u']], policy=[[.5]])
-                    back['replacement']['terms'] = new if len(full['completions'])==1 else None
-                    if len(full['completions'])!=1: back['replacement']['ratios'] = None
-                    if len(full['completions'])!=1: notes['token lists of unequal length'] += 1
             if back.get('id') is not None: born[place] = back
             want.append(back)
     return lines,want,notes

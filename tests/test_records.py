@@ -370,45 +370,25 @@ def test_an_evaluation_gives_a_row_of_what_was_judged():
 # -- numbers of single tokens ---------------------------------------------------------------------
 LISTS = dict(prompt='q', completions=['a b', 'c'], rewards=[1., 0.], n_tokens=[2, 1],
     tokens=[['a',' b'], ['c']], logps=[[-1., -2.], [-3.]], ratios=[[1., 1.1], [.9]])
-TERMS = dict(tokens=[['a',' b'], ['c']], policy=[[-1., -2.], [-3.]],
-    by=dict(dapo=dict(weight=[.1, .1], term=[[.1, .2], [.3]], share=[[.1, .2], [.3]], clip=[[0, 0], [1]])))
 
-def damaged_terms(name, value): return TERMS|dict(by=dict(dapo=TERMS['by']['dapo']|{name:value}))
-
-@pytest.mark.parametrize('change, kept', [
-    (dict(), True), (dict(logps=[[], []]), True),              # of a group that was not trained on
-    (dict(ratios=[[], []], logps=[[-1., -2.], []]), True),     # a masked answer
-    (dict(logps=[[-1., None], [-3.]]), True),                  # a tool wrote its second token
-    (dict(terms=TERMS), True), (dict(ratios=None, n_tokens=None), True),
-    (dict(logps=[[-1.], [-3.]], ratios=[[1.], [.9]]), False),  # one short
-    (dict(logps=[[-1., -2., -3.], [-3.]], ratios=None), False),
-    (dict(ratios=[[1.], [.9]]), False), (dict(ratios=[[1., 1.1]]), False), (dict(ratios=[1., .9]), False),
-    (dict(tokens=None, ratios=[[1.], [.9]]), False),
-    (dict(terms=TERMS|dict(policy=[[-1.], [-3.]])), False),
-    (dict(terms=damaged_terms('term', [[.1, .2], []])), True),
-    (dict(terms=damaged_terms('share', [[.1], [.3]])), False),
-    (dict(terms=damaged_terms('clip', [[0, 0]])), False)])
-def test_token_lists_that_do_not_fit_one_another_are_left_out_with_a_note(change, kept, tmp_path):
-    row = dict(step=1, group=0)|LISTS|change
-    (tmp_path/'groups.jsonl').write_bytes(to_jsonl(row))
+@pytest.mark.parametrize('change, fault', [
+    (dict(), ''), (dict(logps=[[], []]), ''),                  # of a group that was not trained on
+    (dict(ratios=[[], []], logps=[[-1., -2.], []]), ''),       # a masked answer
+    (dict(logps=[[-1., None], [-3.]]), ''),                    # a tool wrote its second token
+    (dict(ratios=None, n_tokens=None), ''),
+    (dict(logps=[[-1.], [-3.]], ratios=[[1.], [.9]]), 'token lists of unequal length'),
+    (dict(logps=[[-1., -2., -3.], [-3.]], ratios=None), 'token lists of unequal length'),
+    (dict(tokens=None, ratios=[[1.], [.9]]), 'token lists of unequal length'),
+    (dict(ratios=[[1., 1.1]]), 'not as many `ratios` as `completions`'),
+    (dict(ratios=[1., .9]), 'no list for each answer in `ratios`')])
+def test_a_group_whose_token_lists_do_not_fit_is_left_out_with_a_note(change, fault, tmp_path):
+    rows = dict(step=1, group=0)|LISTS|change,dict(step=1, group=1)|LISTS
+    (tmp_path/'groups.jsonl').write_bytes(b''.join(map(to_jsonl, rows)))
     run = read_run(tmp_path)
-    got = {k:run.rows[0].get(k) for k in ('tokens','logps','ratios','terms')}
-    if kept: assert run.notes==[] and got=={k:row.get(k) for k in got}
-    else:
-        assert set(got.values())=={None} and run.rows[0]['completions']==row['completions']
-        assert run.notes==['groups.jsonl: 1 of 1 groups have token lists of unequal length, which are left '
-            'out.']
-
-@pytest.mark.parametrize('new, kept', [(dict(ratios=LISTS['ratios'], terms=TERMS), True),
-    (dict(ratios=[[1.], [.9]]), False), (dict(terms=TERMS|dict(policy=[[-1.], [-3.]])), False)])
-def test_the_ratios_of_a_replacement_fit_the_tokens_it_was_born_with(new, kept, tmp_path):
-    born = dict(step=1, group=0, id=7)|LISTS
-    row = dict(step=2, group=0)|LISTS|dict(ratios=None, replacement=dict(id=7, step=1)|new)
-    (tmp_path/'groups.jsonl').write_bytes(to_jsonl(born)+to_jsonl(row))
-    run = read_run(tmp_path)
-    assert [o['logps'] for o in run.rows]==[LISTS['logps']]*2
-    got = {k:run.rows[1]['replacement'].get(k) for k in new}
-    assert got==(new if kept else dict.fromkeys(new)) and len(run.notes)==(not kept)
+    names = 'tokens','logps','ratios'
+    want = [{k:o.get(k) for k in names} for o in rows][bool(fault):]
+    assert [{k:o[k] for k in names} for o in [dict.fromkeys(names)|o for o in run.rows]]==want
+    assert run.notes==[f'groups.jsonl: 1 of 2 groups have {fault}, and are left out.']*bool(fault)
 
 def test_a_record_that_ended_before_its_first_row_is_of_no_run(tmp_path):
     for rows in (0, 1):

@@ -127,46 +127,24 @@ def _fill(rows):
 
 # %% ../../nbs/run/reading.ipynb #7b68ac91
 _PER_COMPLETION = 'completions rewards advantages_before advantages n_tokens truncated'.split()
+_PER_TOKEN = 'tokens logps ratios'.split()   # a list for each completion
 
 def _group_error(o):
     "The fault of a row of groups.jsonl, in words; '' for a sound one."
     if type(o.get('step')) is not int or abs(o['step'])>=2**53: return 'no whole number as `step`'
-    lists = {k:o[k] for k in [*_PER_COMPLETION, 'tokens', 'logps', 'ratios'] if o.get(k) is not None}
+    lists = {k:o[k] for k in [*_PER_COMPLETION, *_PER_TOKEN] if o.get(k) is not None}
     if odd := [k for k,v in lists.items() if not isinstance(v, list)]: return f'no list as `{odd[0]}`'
     for k in ('replacement','rewards_by_func','terms'):
         if not isinstance(o.get(k), dict|None): return f'no names and values as `{k}`'
-    sizes = {k:len(lists[k]) for k in _PER_COMPLETION if lists.get(k)}
-    odd = [k for k,n in sizes.items() if n!=next(iter(sizes.values()))]
-    return f'not as many `{odd[0]}` as `{next(iter(sizes))}`' if odd else ''
-
-def _uneven(texts, *lists):
-    "Do these differ in length, which hold a list for each of the texts? An empty list says nothing."
-    some = [o for o in lists if o]
-    if not all(isinstance(o, list) and all(isinstance(x, list) for x in o) for o in some): return True
-    if len({len(o) for o in [texts, *some] if o})>1: return True
-    return any(len({len(x) for x in answer if x})>1 for answer in zip(*some))
-
-def _uneven_terms(texts, terms):
-    "The same of the terms of a group's tokens, which have their own texts."
-    if not isinstance(terms, dict): return terms is not None
-    lists = [terms.get(k) for k in ('tokens','old','policy','after','ref','ratio','kl')]
-    by_loss = (terms.get('by') or {}).values()
-    return _uneven(texts, *lists, *(loss.get(k) for loss in by_loss for k in ('term','share','clip')))
-
-def _drop_uneven(rows):
-    "Take out token lists of unequal length; the number of groups that had some."
-    born,dropped = {(o.get('id'), o['step']):o for o in rows if o.get('id') is not None},0
-    for o in rows:
-        texts,new = o['completions'],o.get('replacement') or {}
-        lists = map(o.get, ('tokens','logps','ratios'))
-        uneven_own = _uneven(texts, *lists) or _uneven_terms(texts, o.get('terms'))
-        if uneven_own: o |= dict.fromkeys(('tokens','logps','ratios','terms'))
-        source = born.get((new.get('id'), new.get('step'))) or new
-        texts,tokens = source.get('completions'),source.get('tokens')
-        uneven_new = _uneven(texts, tokens, new.get('ratios')) or _uneven_terms(texts, new.get('terms'))
-        if uneven_new: new |= dict.fromkeys(('ratios','terms'))
-        dropped += uneven_own or uneven_new
-    return dropped
+    sizes = {k:len(v) for k,v in lists.items() if v}
+    if odd := [k for k,n in sizes.items() if n!=next(iter(sizes.values()))]:
+        return f'not as many `{odd[0]}` as `{next(iter(sizes))}`'
+    of_tokens = {k:lists[k] for k in _PER_TOKEN if k in sizes}
+    if odd := [k for k,v in of_tokens.items() if not all(isinstance(x, list) for x in v)]:
+        return f'no list for each answer in `{odd[0]}`'
+    for answer in zip(*of_tokens.values()):   # an empty list: nothing is known of its tokens
+        if len({len(x) for x in answer if x})>1: return 'token lists of unequal length'
+    return ''
 
 def _sound_groups(rows):
     "The rows of groups.jsonl that can be shown, and notes on the rest."
@@ -180,11 +158,8 @@ def _groups_of(written):
     lines,notes = written
     groups,unsound = _sound_groups(lines)
     groups = [dict.fromkeys(GROUP_FIELDS)|o for o in groups]
-    uneven = _drop_uneven(groups)
     _fill(groups)
-    left = [f'groups.jsonl: {uneven} of {len(lines)} groups have token lists of unequal length, which are '
-        'left out.']*bool(uneven)
-    return groups,notes+unsound+left
+    return groups,notes+unsound
 
 def _lines_of(folder, name):
     "`read_lines` of a file in the folder, or of what `gzip` made of it; None if neither is there."
