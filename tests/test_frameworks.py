@@ -107,6 +107,7 @@ def test_records_of_others_become_groups(kind, tmp_path):
             assert o['completions'][0].splitlines()==turns
             asked = ['system: Be short.', 'user: 1+1=', 'assistant: 2', f'user: {g}+1=']
             assert o['prompt'].splitlines()==asked
+        else: assert (o['prompt'], o['completions'])==(f'{g}+1=', [f'answer {i}' for i in range(4)])
         if kind=='tinker': assert o['n_tokens']==[5, 6, 7, 8] and o['truncated']==[False]*3+[True]
         if kind in ('nemo','trackio'): assert o['advantages']==[float(i%2==g)-.5 for i in range(4)]
         if kind=='prime': assert o['rewards_by_func']['right']==[float(i%2==g) for i in range(4)]
@@ -167,13 +168,13 @@ def test_the_weights_of_an_episodes_rewards_are_kept(tmp_path):
     "A wide reward of a small weight does not drown the other"
     rows = []
     for s,i in ((s, i) for s in range(8) for i in range(8)):
-        rewards = dict(right=dict(score=float(i%2), weight=1.), tokens=dict(score=40.*(i//2), weight=.01))
+        rewards = dict(right=dict(score=float(i%2), weight=2.), tokens=dict(score=40.*(i//2), weight=.01))
         o = episode(s, 0, i, 0.)
         rows.append(o|dict(traces=[o['traces'][0]|dict(rewards=rewards)]))
     put(tmp_path/'traces.jsonl', rows)
     run = open_run(tmp_path/'traces.jsonl')
-    assert run.setting('reward_weights')==[1., .01]
-    assert run.rows[0]['rewards']==pytest.approx([i%2+.4*(i//2) for i in range(8)])
+    assert run.setting('reward_weights')==[2., .01]
+    assert run.rows[0]['rewards']==pytest.approx([2*(i%2)+.4*(i//2) for i in range(8)])
     assert 'one-reward-drowns' not in diagnose(run).names
 
 def test_columns_of_other_names_are_options(tmp_path, capsys):

@@ -1,10 +1,10 @@
 "Recipes: rewards to the digit, words and YAML to settings, runs end to end on the tiny Qwen."
 
-import json, os, re, subprocess, sys
+import json, os, subprocess, sys
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-import pytest, torch, yaml
+import pytest, yaml
 from grpo_nb import recipes as R
 from grpo_nb import tasks
 from grpo_nb.recipes import length_reward, recipe_options, train_trl
@@ -21,34 +21,12 @@ E = import_file(Path(__file__).parents[1]/'nbs'/'catalogue'/'easydel.py')   # re
 
 GOOD = '<think>\nx\n</think>\n<answer>\n4\n</answer>\n'
 
-def behind(t, end):
-    "Characters behind the last `end`, looked for from the left; all of them without one."
-    i = 0
-    while (j := t.find(end, i))>=0: i = j+len(end)
-    return len(t)-i
-
-def slow_xml(t, x):
-    "The rule from its description: four tags, and characters behind the end, by both spellings of the end."
-    n = 0.
-    if t.count('<think>\n')==1: n += x
-    if t.count('\n</think>\n')==1: n += x
-    if t.count('\n<answer>\n')==1: n += x-.001*behind(t, '\n</answer>\n')
-    if t.count('\n</answer>')==1: n += x-.001*(behind(t, '\n</answer>')-1)
-    return n
-
-def test_xml_credit_follows_the_rule_on_random_texts():
-    g = torch.Generator().manual_seed(0)
-    parts = ['<think>\n','\n</think>\n','\n<answer>\n','\n</answer>','\n</answer>\n','4','so','\n',' ']
-    for _ in range(500):
-        n = int(torch.randint(1, 9, (), generator=g))
-        t = ''.join(parts[i] for i in torch.randint(len(parts), (n,), generator=g).tolist())
-        assert E.xml_count(t)==pytest.approx(slow_xml(t, .125), abs=1e-12), repr(t)
-
 ANSWERS = [(GOOD, [.5,0.,.5,.5,2.]), (GOOD[:-1], [.5+.001-.001*len(GOOD[:-1]),0.,0.,.5,2.]),
            ('4', [0.,0.,0.,.5,2.]), ('', [0.,0.,0.,0.,0.]),
            (' <think>x</think><answer>4</answer>', [0.,0.,0.,.5,2.]),
            ('<think>x</think><answer>5</answer> and more', [0.,.5,0.,.5,0.]),
-           (GOOD.replace('4', '-4'), [.5,0.,.5,0.,0.]), (GOOD.replace('x', 'x\ny'), [.5,0.,0.,.5,2.])]
+           (GOOD.replace('4', '-4'), [.5,0.,.5,0.,0.]), (GOOD.replace('x', 'x\ny'), [.5,0.,0.,.5,2.]),
+           (GOOD*2+'so', [0.,0.,0.,.5,2.]), (GOOD.replace('x\n', 'x'), [.375,0.,0.,.5,2.])]
 
 @pytest.mark.parametrize('text,want', ANSWERS)
 def test_gsm8k_rewards_to_the_digit(text, want):
@@ -145,29 +123,9 @@ def test_words_win_over_names_and_names_over_the_file(tmp_path):
     assert (r.model, a.beta, a.top_k, a.sync_ref_model, a.max_completion_length)==('tiny', .1, 8, True, 9)
     assert (a.reward_weights, a.ref_model_mixup_alpha)==([1, 1, 2], .9)
 
-@pytest.mark.parametrize(
-    'words,want',
-    [
-        ([], 'no'),
-        (['--resume'], 'yes'),
-        (['--resume', 'auto', '--beta', '0'], 'auto'),
-        (['--resume', '--beta', '0'], 'yes'),
-    ],
-)
-def test_resume_alone_means_yes(words, want): assert read(words)[0].resume==want
-
-@pytest.mark.parametrize(
-    'words,say',
-    [
-        (['--betta', '1'], "did you mean '--beta'"),
-        (
-            ['--total_batch_size', '3', '--per_device_train_batch_size', '8'],
-            'not a multiple of per_device_train_batch_size 8',
-        ),
-    ],
-)
-def test_wrong_words_are_named(words, say):
-    with pytest.raises(ValueError, match=re.escape(say)): read(words)
+@pytest.mark.parametrize('words,want', [('', 'no'), ('--resume', 'yes'), ('--resume --beta 0', 'yes'),
+    ('--resume auto --beta 0', 'auto')])
+def test_resume_alone_means_yes(words, want): assert read(words.split())[0].resume==want
 
 # -- the plan ----------------------------------------------------------------------------------------
 
@@ -203,22 +161,15 @@ def as_words(settings):
             for o in (f'--{k}', str(v).lower() if isinstance(v, bool) else str(v))]
 
 
-@pytest.mark.parametrize(
-    'name,names',
-    [
-        ('gsm8k', ['accuracy_reward']),
-        ('numinamath', ['accuracy_reward']),
-        ('tldr', ['length_reward']),
-    ],
-)
-def test_a_recipe_runs_end_to_end_on_rows_in_the_hubs_format(name, names, tmp_path):
+@pytest.mark.parametrize('name,reward', [('gsm8k', 'accuracy_reward'), ('numinamath', 'accuracy_reward'),
+    ('tldr', 'length_reward')])
+def test_a_recipe_runs_end_to_end_on_rows_in_the_hubs_format(name, reward, tmp_path):
     (tmp_path/'rows.jsonl').write_text('\n'.join(map(json.dumps, ROWS[name])))
     own = dict(dataset=tmp_path / 'rows.jsonl', output_dir=tmp_path / 'out', max_steps=2,
                ref_model_sync_steps=1, beta=0.01)
     t = globals()[name](as_words(SMALL|own)+['--sync_ref_model'])
     assert t.state.global_step==2 and (tmp_path/'out'/'model.safetensors').exists()
-    first = set(t.state.log_history[0])
-    assert {f'rewards/{o}/mean' for o in names} | {'replay/dead','kl'} <= first
+    assert {f'rewards/{reward}/mean','replay/dead','kl'} <= set(t.state.log_history[0])
 
 def test_long_prompts_are_left_out_and_templates_can_be_skipped(tmp_path, capsys):
     rows = ROWS['gsm8k']+[dict(question='x'*400, answer='#### 1')]
@@ -323,7 +274,9 @@ WRONG = [
     (lambda d: ['--model','tiny','--do_sample','True'], 'answers are always sampled'),
     (lambda d: ['--model','tiny','--completion_chunk_size','64'], "TRL's kernel fixes the size"),
     (lambda d: ['--model','tiny','--dataset',str(d/'none.jsonl')], 'none.jsonl'),
-    (lambda d: ['--model','tiny','--generation_batch_size','6','--num_generations','4'], 'divisible')]
+    (lambda d: ['--model','tiny','--generation_batch_size','6','--num_generations','4'], 'divisible'),
+    (lambda d: ['--model','tiny','--total_batch_size','3','--per_device_train_batch_size','8'],
+        'not a multiple of per_device_train_batch_size 8')]
 
 @pytest.mark.parametrize('args,say', WRONG)
 def test_what_can_not_work_is_one_line_and_exit_2(args, say, tmp_path, capsys, monkeypatch):
@@ -446,12 +399,10 @@ def test_only_the_adapter_is_trained(mine):
     assert {p.shape[0] for k,p in t.model.named_parameters() if 'lora_A' in k}=={4}
     assert json.loads((mine/'run'/'adapter_config.json').read_text())['r']==4
 
-def test_a_saved_folder_is_a_data_set_and_another_is_not(mine):
+def test_a_saved_folder_is_a_data_set(mine):
     from grpo_nb.on_trl.options import TrlArguments, load_training_rows
     chain_sum(4, 0).save_to_disk(str(mine/'saved'))
     assert len(load_training_rows(TrlArguments(dataset=str(mine/'saved'))))==4
-    with pytest.raises(FileNotFoundError, match='provided path is not a `Dataset`'):
-        load_training_rows(TrlArguments(dataset=str(mine)))
 
 NOT_OWN = [(dict(prompt_column='prompt'), 'has no `prompt`'),
     (dict(reward=['no_such_room.gone']), 'no module')]

@@ -116,26 +116,14 @@ def test_async_functions_wait_together_also_inside_a_running_loop():
         compute_rewards([slow, bad], P, C)
 
 
-@pytest.mark.parametrize(
-    'out,says',
-    [
-        (None, 'returned None: .*`return` forgotten'),
-        (0.5, 'returned 0.5, one float'),
-        (torch.tensor(1.0), 'one float'),
-        ('good', "one str"),
-        (dict(a=1), 'one dict'),
-        ([1, 2, 3], '3 rewards for 4'),
-        ([1] * 5, '5 rewards for 4'),
-        (['a'] * 4, r"'a' \(str\) for completion 0"),
-        (['1.0'] * 4, 'str'),
-        ([0, 0, math.inf, 0], 'inf for completion 2'),
-        ([0, -math.inf, 0, 0], '-inf for completion 1'),
-        ([0, 1e30, 0, 0], '1e\\+30 for completion 1'),
-        ([[1], [2], [3], [4]], r'\[1\] \(list\) for completion 0'),
-        ((o for o in range(4)), 'one generator'),
-        (torch.ones(4, 2), 'list'),
-    ],
-)
+@pytest.mark.parametrize('out,says', [
+    (None, 'returned None: .*`return` forgotten'), (.5, 'returned 0.5, one float'),
+    (torch.tensor(1.), 'one float'), ('good', 'one str'), (dict(a=1), 'one dict'),
+    ((o for o in range(4)), 'one generator'), ([1, 2, 3], '3 rewards for 4'), ([1]*5, '5 rewards for 4'),
+    (torch.ones(4, 2), 'list'), (['1.0']*4, r"'1.0' \(str\) for completion 0"),
+    ([[1], [2], [3], [4]], r'\[1\] \(list\) for completion 0'),
+    ([0, 0, math.inf, 0], 'inf for completion 2'), ([0, -math.inf, 0, 0], '-inf for completion 1'),
+    ([0, 1e30, 0, 0], '1e\\+30 for completion 1')])
 def test_every_bad_return_is_named_with_function_and_file(out, says):
     def culprit(**kwargs): return out
     with pytest.raises(ValueError, match=says) as e: compute_rewards([length, culprit], P, C)
