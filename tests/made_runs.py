@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np, pandas as pd, torch
 from grpo_nb.advantages import group_advantages
 from grpo_nb.parts.groups import dead_groups, dead_reason, group_scores
-from grpo_nb.parts.ratios import clip_frac
+from grpo_nb.parts.ratios import ppo_clip_mask
+from grpo_nb.parts.tensors import masked_mean
 from grpo_nb.run.record import GROUP_FIELDS, Recorder, group_rows, ratio_hists
 from grpo_nb.run.reading import LoggedRun
 from grpo_nb.replay import ReplayBuffer
@@ -67,13 +68,14 @@ def make_run(
         ratio, mask = ((torch.randn(B, G, T, generator=g) * (0.03 + 0.02 * ages[:, None, None])).exp(),
                        torch.rand(B, G, T, generator=g) < 0.8)
         tokens += int(mask.sum())
+        clipped = ppo_clip_mask(ratio, new[..., None])
         rec.write_groups(step, group_rows(step, prompts, cs, r, records=records,
                                     rewards_by_func=dict(accuracy_reward=r), prompt_key=keys,
                                     n_tokens=mask.sum(-1), truncated=torch.rand(B, G, generator=g) < 0.05,
                                     advantages_before=A, advantages=new, dead=dead,
                                     dead_reason=dead_reason(r),
                                     ratio_hist=ratio_hists(ratio, mask),
-                                    clip_frac=clip_frac(ratio, new[..., None], mask, (1, 2)).tolist()))
+                                    clip_frac=masked_mean(clipped.float(), mask, (1, 2)).tolist()))
         old = ages[[o['outcome']=='replaced' for o in records]]
         row = dict(step=step, loss=float(torch.randn((), generator=g) * 1e-3),
                    grad_norm=0.4 + 0.1 * rng.random(), learning_rate=1e-4, reward=r.mean().item(),

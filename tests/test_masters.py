@@ -68,19 +68,6 @@ def test_a_large_models_step_takes_one_tensor_after_another_with_the_same_bits(m
     assert all_at_a_time and not chosen   # `foreach` needs another copy of all weights for a moment
     for x,y in zip(a.parameters(), b.parameters()): assert torch.equal(x, y)
 
-def test_a_step_takes_a_closure_as_torchs_optimizers_do():
-    def steps(kind):
-        p = torch.nn.Parameter(torch.arange(12.).view(6, 2))
-        opt = kind([p], lr=.1)
-        def closure():
-            opt.zero_grad()
-            loss = (p*p).sum()
-            loss.backward()
-            return loss
-        return [opt.step(closure).item() for _ in range(3)]+[opt.step()],p.detach()
-    (losses,a),(want,b) = steps(MasterAdamW),steps(torch.optim.AdamW)
-    assert losses==want and losses[0]==506 and losses[-1] is None and torch.equal(a, b)
-
 # -- what `grpo_nb train` takes ---------------------------------------------------------------------
 @pytest.mark.parametrize('there,said,device,dtype', [(True, {}, 'cuda', 'bfloat16'),
     (False, {}, 'cpu', 'float32'), (True, dict(device='cpu'), 'cpu', 'float32'),

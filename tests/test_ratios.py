@@ -10,8 +10,7 @@ from grpo_nb.parts.groups import (
     dead_groups, group_scores, reward_range, reward_std, group_reward_std)
 from grpo_nb.parts.corrections import apply_correction, neg_mean_log_ratio, warn_unless_clipped
 from grpo_nb.parts.ratios import (
-    ClipRange, clip_frac, ppo_clip_mask, importance_ratio, merge_sums,
-    ratio_row, ratio_sums)
+    ClipRange, ppo_clip_mask, importance_ratio, merge_sums, ratio_row, ratio_sums)
 from loss_calls import loss_of
 
 LOSS_TYPES = [*LOSSES]
@@ -62,14 +61,6 @@ def test_a_token_on_a_corner_of_the_clip_is_not_clipped_whatever_autograd_says(l
         ratio = torch.tensor(r, dtype=torch.float64)
         assert ppo_clip_mask(ratio, torch.tensor(A), ClipRange(**kw)).item()==flat, (r, flat)
 
-def test_clip_share_of_each_group_by_hand():
-    rho,one = torch.tensor([[[1.5,.5,1.,.9]],[[1.5,.5,1.5,1.5]]]),torch.ones(2, 1, 1)
-    mask = torch.tensor([[[True]*4],[[True,True,False,False]]])
-    assert clip_frac(rho, one, mask, dim=(1,2)).tolist()==[.25,.5]
-    assert clip_frac(rho, -one, mask, dim=(1,2)).tolist()==[.25,.5]
-    assert clip_frac(rho, one, mask, dim=(1,2), clip=ClipRange(epsilon_high=.6)).tolist()==[0,0]
-    assert clip_frac(rho, one, mask&False).item()==0
-
 # ---- effective sample size: two quantities, two names ----
 def ess(x, mask):
     "(over tokens, over answers)"
@@ -103,7 +94,7 @@ def test_a_row_over_minibatches_is_that_of_all_tokens_together(level):
     ratio = importance_ratio(x, 0*x, mask, level)
     m = mask if level=='token' else mask.any(-1, keepdim=True)
     want = dict(ratio_mean=ratio[m].mean().item(), ratio_max=ratio[m].max().item(),
-        clip_frac=clip_frac(ratio, A, mask).item())
+        clip_frac=ppo_clip_mask(ratio, A)[m].float().mean().item())
     rows = tokens_of(x, mask)
     want |= dict(ess_tokens=kish([math.exp(v) for o in rows for v in o]),
         ess_answers=kish([math.exp(sum(o)) for o in rows if o]))

@@ -18,11 +18,12 @@ from accelerate.utils import broadcast_object_list, gather_object, send_to_devic
 from transformers import TrainerCallback
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
+from ..parts.files import is_disk_full
 from ..parts.registry import function_name
 from ..parts.row_checks import describe_dataset_change
 from ..run.signals import check_stop, note_stop, stop_on_signal
 from ..run.checkpoints import (
-    checkpoint_error, checkpoint_folders, disk_full_error, get_rng_state, is_disk_full,
+    checkpoint_error, checkpoint_folders, disk_full_error, get_rng_state,
     last_checkpoint, load_state, new_run_id, read_json, read_manifest, save_state, set_rng_state,
     state_file, write_manifest)
 from .distributed import reshard

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COMPLETE_MARKER', 'new_run_id', 'write_manifest', 'read_json', 'read_manifest', 'checkpoint_error',
-           'checkpoint_folders', 'last_checkpoint', 'is_disk_full']
+           'checkpoint_folders', 'last_checkpoint']
 
 # %% ../../nbs/run/checkpoints.ipynb #cc9c8990
 import errno, json, os, random, shutil, zlib
@@ -14,10 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from torch import Tensor
-from ..parts.files import is_disk_full, save_json
+from ..parts.files import save_json
 from ..parts.versions import versions
-
-_all_ = ['is_disk_full']
 
 # %% ../../nbs/run/checkpoints.ipynb #1f87ba8a
 def save_state(

@@ -6,7 +6,7 @@
 __all__ = ['FOREACH_MAX_PARAMS', 'make_optimizer', 'scaled_step']
 
 # %% ../../nbs/run/optim.ipynb #a464aacb
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 import torch
 from torch import nn
@@ -24,17 +24,13 @@ class MasterAdamW(torch.optim.AdamW):
         super().__init__(self.masters, **kwargs)
 
     @torch.no_grad()
-    def step(self,
-        closure:Callable|None=None,  # computes gradients, and returns the loss
-    )->Any:                          # result of `closure`
+    def step(self)->None:
         "One step of the masters; the weights take over the rounded result."
-        with torch.enable_grad(): loss = None if closure is None else closure()
         for m,p in zip(self.masters, self.weights): m.grad = None if p.grad is None else p.grad.float()
         super().step()
         for m,p in zip(self.masters, self.weights):
             p.copy_(m)
             m.grad = None
-        return loss
 
     def zero_grad(self, set_to_none:bool=True)->None:
         for p in self.weights: p.grad = None

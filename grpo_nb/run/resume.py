@@ -15,10 +15,10 @@ from tqdm.auto import tqdm
 from ..parts.registry import function_name
 from ..parts.row_checks import describe_dataset_change
 from ..parts.reward_checks import reward_names
-from ..parts.files import save_json
+from ..parts.files import is_disk_full, save_json
 from .callbacks import TrainCallback, crossed
 from grpo_nb.run.checkpoints import (
-    COMPLETE_MARKER, checkpoint_folders, checkpoint_error, is_disk_full, last_checkpoint,
+    COMPLETE_MARKER, checkpoint_folders, checkpoint_error, last_checkpoint,
     load_state, read_manifest, disk_full_error, get_rng_state, save_state, set_rng_state, state_file,
     write_manifest)
 from .signals import check_stop

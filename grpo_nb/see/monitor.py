@@ -18,7 +18,8 @@ from ..parts.tensors import masked_mean
 from ..parts.reward_checks import reward_names
 from ..run.batch_record import TrainBatch
 from ..run.callbacks import TrainCallback
-from ..run.checkpoints import is_disk_full, disk_full_error
+from ..parts.files import is_disk_full
+from ..run.checkpoints import disk_full_error
 from ..run.config import RunConfig
 from ..run.record import (
     Recorder, dataset_info, format_token_rows, group_rows, ratio_hists, sampled_tokens, token_numbers)
