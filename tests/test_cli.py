@@ -188,6 +188,41 @@ def test_a_folder_that_does_not_fit_is_refused_before_anything_is_measured(
     with pytest.raises(SystemExit) as e: train(mine, *more)
     assert e.value.code==2 and says in capsys.readouterr().err
 
+@pytest.mark.parametrize('more,says', [
+    ('--device gpu', '--device'), ('--device meta', '--device'), ('--config', '--config needs a file'),
+    ('--loss_kwargs wdith=1', 'options of no loss'),
+    ('--strategy {}/rewards.py:is_even_length', 'DeadGroupStrategy'),
+    ('--replay_priority {}/rewards.py:is_even_length', 'entries and the step')])
+def test_what_a_user_may_mistype_ends_in_one_line_before_anything_is_measured(more, says, mine, monkeypatch,
+    capsys):
+    import grpo_nb.demo as tr
+    monkeypatch.setattr(tr, 'evaluate', lambda *a, **k: pytest.fail('measured first'))
+    with pytest.raises(SystemExit) as e: train(mine, *more.format(mine).split())
+    assert e.value.code==2 and says in capsys.readouterr().err and not (mine/'run').exists()
+
+BAD_TASK = 'def none(n, seed=0, split="train"): return None\n'
+
+@pytest.mark.parametrize('more,says', [
+    ('--dataset {d}/null.jsonl', '`answer` of row 0 is None'),
+    ('--dataset {d}/task.py:none', 'a function that returns rows'),
+    ('--config {d}/binary.yaml', '--config is not YAML'),
+    ('--total_batch_size 0', '`total_batch_size` is 0'),
+    ('--reward {d}/short.py:without', 'takes no `answer`'),
+    ('--replay_priority {d}/rewards.py:is_even_length', 'entries and the step'),
+    ('--output_dir {d}/run --resume yes', 'a checkpoint of `grpo_nb train`')])
+def test_a_run_on_trl_refuses_what_it_cannot_use_before_it_samples(more, says, mine, capsys, monkeypatch):
+    from trl import GRPOTrainer
+    monkeypatch.setattr(GRPOTrainer, '_generate', lambda *a, **k: pytest.fail('sampled first'))
+    (mine/'null.jsonl').write_text('\n'.join(json.dumps(dict(prompt=str(i), answer=None)) for i in range(9)))
+    (mine/'task.py').write_text(BAD_TASK)
+    (mine/'binary.yaml').write_bytes(b'\0\1')
+    (mine/'short.py').write_text('def without(completions): return [1.]*len(completions)')
+    if 'resume' in more: train(mine)
+    with pytest.raises(SystemExit) as e:
+        main(['trl', '--dataset', str(mine/'mine.jsonl'), '--model', 'tiny', '--max_steps', '2',
+            '--num_generations', '4', '--output_dir', str(mine/'trl'), *more.format(d=mine).split()])
+    assert e.value.code==2 and says in capsys.readouterr().err
+
 def test_eval_steps_measures_the_held_out_problems_on_the_way(mine):
     train(mine, '--eval_steps','2')
     h = read_run(mine/'run').history

@@ -13,6 +13,7 @@ from datasets import Dataset
 from transformers import AutoConfig, PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
 from ..parts.corrections import warn_unless_clipped
+from ..parts.reward_calls import check_reward_parameters
 from ..parts.loss_settings import parse_correction
 from ..parts.setting_checks import max_context_length
 from ..parts.row_checks import check_rendered, dataset_fingerprint, image_columns, validate_dataset
@@ -37,15 +38,18 @@ def check_arguments(
     columns = set(getattr(data, 'column_names', None) or ())
     check_layout(a, columns, prompts_from_env)
     check_images(columns, given)
+    rewards = given.get('reward_funcs') or []
+    rewards = rewards if isinstance(rewards, list) else [rewards]
     prompts,fingerprint = [],None
     if isinstance(data, Dataset) and not prompts_from_env:   # a stream's rows are looked at as they come
         prompts = validate_dataset(data, n_prompts(a), a.num_generations, most=10_000)
+        check_reward_parameters([f for f in rewards if not isinstance(f, (str, nn.Module))], columns)
         fingerprint = dataset_fingerprint(data)   # for a resume
     if os.environ.get('RANK', '0')=='0':   # of several processes one warns
         for o in version_warnings(): warnings.warn(o, stacklevel=3)
         correction = parse_correction(a.replay_correction, 'replay_correction')
         if correction and a.replay_buffer_size: warn_unless_clipped(correction.clip, 'replay_correction')
-    check_agreement(a, given.get('reward_funcs'), fingerprint)
+    check_agreement(a, rewards, fingerprint)
     return given,prompts,fingerprint
 
 def check_settings_class(
@@ -90,10 +94,9 @@ def n_prompts(
     return a.generation_batch_size//a.num_generations//(1+a.replay_stored_per_fresh)
 
 def check_agreement(
-    a:GRPOConfig, rewards:list|None, fingerprint:dict|None,  # settings, reward functions, of the data
+    a:GRPOConfig, rewards:list, fingerprint:dict|None,  # settings, reward functions, of the data
 )->None:
     "ValueError on every process unless all have the same settings, data and rewards."
-    rewards = rewards if isinstance(rewards, list) else [] if rewards is None else [rewards]
     ignored = ('local_rank','logging_dir','run_name')   # a name of the machine or a clock may be in these
     settings = {k:v for k,v in a.to_dict().items() if k not in ignored}
     data = fingerprint or dict(rows=0, columns={})

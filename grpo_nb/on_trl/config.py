@@ -14,8 +14,8 @@ from trl import GRPOConfig
 from ..parts.setting_checks import RULES, require, check_settings, config_field
 from ..parts.groups import LR_SCALES
 from ..parts.loss_settings import parse_correction
-from ..parts.storage import ReplayOptions
-from ..parts.registry import PRIORITIES, did_you_mean, resolve
+from ..parts.storage import ReplayOptions, check_priority
+from ..parts.registry import did_you_mean
 
 # %% ../../nbs/on_trl/config.ipynb #666172e1
 _HELP = GRPOConfig.__dataclass_fields__['loss_type'].metadata['help']
@@ -51,7 +51,7 @@ def _check_replay_settings(a:GRPOConfig)->None:
     "ValueError for an unknown choice of a buffer setting, or two that don't go together."
     choices = {f.name:f.metadata['choices'] for f in fields(a) if 'choices' in f.metadata
         and f.name not in GRPOConfig.__dataclass_fields__}
-    resolve(PRIORITIES, a.replay_priority, 'replay_priority')
+    check_priority(a.replay_priority)
     _refuse(('<' in getattr(a.replay_priority, '__qualname__', ''), 'a `replay_priority` that is a lambda or '
             'lies within a function cannot be saved with the run: define it at the top of a file'),
         (a.scale_lr_by_alive!='none' and a.deepspeed, '`scale_lr_by_alive` needs the moment before the '

@@ -19,7 +19,7 @@ from trl import ModelConfig
 from ..parts.datasets import hub_rows, load_problems, make_problems
 from ..parts.files import read_asset
 from ..parts.registry import TASKS
-from ..parts.setting_checks import config_field
+from ..parts.setting_checks import config_field, require
 from ..run.options import OptionParser
 
 # %% ../../nbs/on_trl/options.ipynb #fa818825
@@ -77,6 +77,7 @@ def _cut_batch(a, given):
     """
     if {'generation_batch_size','steps_per_generation','gradient_accumulation_steps'} & given: return []
     if a.total_batch_size is None: return []
+    require('total_batch_size', a.total_batch_size, a.total_batch_size>=1, '1 or more prompts')
     total,world = a.total_batch_size*a.num_generations,a.num_processes or world_size()
     what = f'{a.total_batch_size} prompts x {a.num_generations} answers'
     if total%world:
@@ -174,7 +175,9 @@ def _config_file(words):
     "The content of the file that `--config` names."
     path = _look_ahead(words, 'config')
     path = path and Path(path).expanduser()
-    return yaml.safe_load(path.read_bytes()) or {} if path and path.is_file() else {}
+    try: content = yaml.safe_load(path.read_bytes()) if path and path.is_file() else {}
+    except yaml.YAMLError: content = {}   # the parser says so
+    return content if isinstance(content, dict) else {}
 
 def _look_ahead(words, name):
     "The value of one option, before the others can be read."
@@ -240,7 +243,8 @@ def load_training_rows(
 )->Dataset:
     "The data set that `--dataset` names, checked row by row. ValueError names the fault."
     name = r.dataset
-    load = partial(load_problems, prompt=r.prompt_column, answer=r.answer_column)
+    load = partial(load_problems, prompt=r.prompt_column, answer=r.answer_column,
+        compared=not (r.reward or r.reward_model))
     if not name:
         raise ValueError('--dataset is missing: a file, a folder, or the name of a data set on the hub')
     if name in TASKS or '.py:' in name: return make_problems(name, 2000)

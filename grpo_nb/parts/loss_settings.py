@@ -161,18 +161,18 @@ def parse_loss_kwargs(
 def check_loss_options(
     settings:LossSettings,  # of a run
 )->Callable:                # its loss
-    """Find the loss of the settings. ValueError for an unknown name.
+    """Find the loss of the settings.
 
-    TypeError for an option that no loss knows, and for a loss with a parameter that nothing can fill.
+    ValueError for an unknown name, an option that no loss knows, or a parameter that nothing can fill.
     """
     f = resolve(LOSSES, settings.loss_type)
     resolve(LOSSES, settings.divisor, 'divisor')
     tensors,options = {'logps','old_logps','A','mask','ratio','clip_mask'},vars(settings)|settings.loss_kwargs
     known = frozenset().union(parameter_names(f), *map(parameter_names, LOSSES.values()))
     if odd := [k for k in settings.loss_kwargs if k not in known]:
-        raise TypeError(f'{odd} are options of no loss. There are: {", ".join(sorted(known-tensors))}')
+        raise ValueError(f'{odd} are options of no loss. There are: {", ".join(sorted(known-tensors))}')
     needed = {k for k,p in inspect.signature(f).parameters.items() if p.default is p.empty and p.kind<2}
     if odd := sorted(needed-tensors-options.keys()):
-        raise TypeError(f'the loss {settings.loss_type!r} asks for {odd}: a loss can name '
+        raise ValueError(f'the loss {settings.loss_type!r} asks for {odd}: a loss can name '
             f'{", ".join(sorted(tensors))}, fields of `LossSettings`, and options with a default')
     return f

@@ -12,9 +12,9 @@ from typing import Any
 from ..parts.setting_checks import RULES, require, check_settings, config_field
 from ..parts.groups import LR_SCALES
 from ..parts.sampling import Sampling
-from ..parts.storage import ReplayOptions
+from ..parts.storage import ReplayOptions, check_priority
 from ..parts.registry import (
-    ADVANTAGES, LOSSES, PRIORITIES, STRATEGIES, registered_name, resolve)
+    ADVANTAGES, LOSSES, STRATEGIES, registered_name, resolve)
 from ..parts.loss_settings import (
     LossSettings, check_loss_options, loss_traits, parse_loss_kwargs, parse_correction)
 
@@ -136,7 +136,7 @@ def check_config(
     resolve(LOSSES, a.loss_type)
     if a.aggregation: resolve(LOSSES, a.aggregation, 'aggregation')
     resolve(ADVANTAGES, a.advantages)
-    resolve(PRIORITIES, a.replay_priority, 'replay_priority')
+    check_priority(a.replay_priority)
     if a.strategy is None or isinstance(a.strategy, str):
         resolve(STRATEGIES, a.strategy or 'replay', hint=_PLAIN)
     check_settings(a, [

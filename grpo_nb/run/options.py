@@ -10,6 +10,7 @@ import os
 from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
 from dataclasses import Field, field, fields, make_dataclass
 from typing import Any
+import yaml
 from trl import TrlParser
 from ..parts.registry import REGISTRIES, did_you_mean
 
@@ -65,7 +66,9 @@ class OptionParser(TrlParser):
         "The settings. ValueError for an unknown option, and for a value that can't work."
         self.by_name = {self.aliases.get(k, k):v for k,v in settings.items()}
         odd = self.set_defaults_with_config()
-        *objects,rest = self.parse_args_and_config(words, return_remaining_strings=True)
+        if '--config' in words[-1:]: self.error('--config needs a file')
+        try: *objects,rest = self.parse_args_and_config(words, return_remaining_strings=True)
+        except yaml.YAMLError as e: self.error(f'--config is not YAML: {e}')
         for o in [*odd, *rest]: self._refuse(o)
         return tuple(objects)
 
