@@ -275,6 +275,9 @@ def train_command(
             'name it with --answer_column, or give --reward my_rewards.py:my_reward')
     gpu = torch.cuda.is_available()
     device = ('cuda' if gpu else 'cpu') if o.device=='auto' else o.device
+    try: torch.Generator(device)
+    except RuntimeError as e:
+        raise ValueError(f'--device {device} is none that torch has here ({str(e):.80}…): give cpu') from e
     dtype = ('bfloat16' if device.startswith('cuda') else 'float32') if o.dtype=='auto' else o.dtype
     net,tok = load_model(o.model, dtype)
     net.to(device)

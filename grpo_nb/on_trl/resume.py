@@ -339,6 +339,12 @@ def find(self:Resume,
             'the newest whole one')
     return path
 
+def _check_kind(checkpoint):
+    "ValueError for a checkpoint of the course's own trainer."
+    if 'args' in read_manifest(checkpoint):
+        raise ValueError(f'{checkpoint} is a checkpoint of `grpo_nb train`: resume it by that, or start a '
+            'new run from its weights, with its path as the model')
+
 @patch
 def _begin(self:Resume):
     "Give a new run its id. ValueError if the folder has checkpoints of another run."
@@ -372,6 +378,7 @@ def running(self:Resume,
         t.reset_buffer(t.args.buffer_is_shared)
     self.has_trained,t.stopped_by = True,None
     checkpoint = self.find(what)
+    if checkpoint: _check_kind(checkpoint)
     check_stop(checkpoint and read_manifest(checkpoint).get('run'))
     if checkpoint is None: self._begin()
     with stop_on_signal() as stop:

@@ -9,7 +9,7 @@ __all__ = ['chain_sum', 'spell_backward', 'FEW_SHOT', 'SYSTEM_PROMPT', 'HUB_DATA
 
 # %% ../../nbs/parts/datasets.ipynb #f3c0a2b0
 import csv, difflib, hashlib, io, json, random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 import torch
@@ -89,6 +89,7 @@ def make_problems(
     "Problems by name; ValueError with the nearest name for an unknown one."
     if name not in TASKS and '.py:' not in name: return gym_dataset(name, n, seed, split, **config)
     rows = resolve(TASKS, name)(n, seed=seed, split=split, **config)
+    require(name, rows, isinstance(rows, Iterable), 'a function that returns rows: dicts with a `prompt`')
     return rows if isinstance(rows, Dataset) else load_problems(list(rows))
 
 # %% ../../nbs/parts/datasets.ipynb #fe000002

@@ -44,8 +44,13 @@ def make_strategy(
     """
     strategy = args.strategy or 'replay'
     if strategy=='replay' and not args.replay_buffer_size: strategy = 'keep'
-    if isinstance(strategy, str):
-        strategy = resolve(STRATEGIES, strategy).from_settings(args)
+    named = isinstance(strategy, str)
+    kind = resolve(STRATEGIES, strategy) if named else strategy
+    if not hasattr(kind, 'process_batch') or named!=isinstance(kind, type):
+        raise ValueError(f'`strategy` is {args.strategy!r}, needs a name, FILE.py:NAME of a class made from '
+            '`DeadGroupStrategy`, or an object of one')
+    if named:
+        strategy = kind.from_settings(args)
         strategy.dead_tolerance = args.dead_tolerance
     else: strategy = _copy_of(strategy)
     tolerance = getattr(strategy, 'dead_tolerance', args.dead_tolerance)
