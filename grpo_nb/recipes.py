@@ -107,7 +107,7 @@ def _load_rows(r, rows):
     "The problems: these rows, or those that `dataset` or the recipe names."
     if not r.recipe: return load_training_rows(r) if rows is None else datasets.load_problems(rows)
     if rows is None and r.dataset: rows = datasets.read_file_rows(Path(r.dataset).expanduser())
-    return datasets.hub_problems(r.recipe, rows)
+    return datasets.hub_problems(r.recipe, rows, r.dataset_split)
 
 _RESUME = dict(no=None, yes=True, auto='auto')
 

@@ -205,6 +205,28 @@ def test_the_share_right_has_its_interval(capsys):
     R._print_held_out(log, 8)   # 2 of 8; Wilson's interval by hand: .0715 to .5907
     assert capsys.readouterr().out=='step 3: 25.0% right (95 % 7.1% to 59.1%)\n'
 
+def test_a_recipe_takes_the_split_that_is_asked_for(monkeypatch):
+    asked = []
+    def hub_rows(name, config, split):
+        asked.append((name, split))
+        return ROWS['gsm8k']
+    monkeypatch.setattr(R.datasets, 'hub_rows', hub_rows)
+    for more in ([], ['--dataset_split', 'test']):
+        r,_ = R.recipe_options(['--recipe', 'gsm8k', '--model', 'tiny', *more], {}, 'gsm8k')
+        assert len(R._load_rows(r, None))==8
+    assert asked==[('openai/gsm8k', 'train'), ('openai/gsm8k', 'test')]
+
+def test_model_and_tokenizer_are_of_one_revision(monkeypatch):
+    from grpo_nb.parts import loading
+    asked = []
+    for o in (loading.AutoTokenizer, loading.AutoModelForCausalLM):
+        def load(where, revision='main', load=o.from_pretrained, **kw):
+            asked.append(revision)
+            return load(where, **kw)
+        monkeypatch.setattr(o, 'from_pretrained', load)
+    R._load(R.recipe_options(['--recipe', 'gsm8k', '--model', 'tiny', '--model_revision', 'v2'], {}, 'gsm8k')[0])
+    assert asked==['v2', 'v2']
+
 # -- several processes, and what can't work ----------------------------------------------------------
 
 def words(name, d, **more):

