@@ -160,7 +160,8 @@ def test_gsm8k_takes_the_number_after_the_hashes():
     (dict(question='q', answer=4), 'row 1 has no text as `answer`'), ('q', 'row 1 has no text as `question`'),
     (dict(question='q', answer='4'), "row 1: no '#### ' before the result in '4'")])
 def test_a_row_that_is_not_in_the_form_of_its_set_is_named(row, says):
-    with pytest.raises(ValueError, match=f'gsm8k: {says}'): gsm8k(rows=[dict(question='q', answer='#### 4'), row])
+    rows = [dict(question='q', answer='#### 4'), row]
+    with pytest.raises(ValueError, match=f'gsm8k: {says}'): gsm8k(rows=rows)
 
 def test_numinamath_takes_the_last_box_and_skips_proofs():
     solved = dict(problem='p', solution=r'$\boxed{1}$ or rather \boxed{\sqrt{2}+\frac{1}{3}}')

@@ -224,7 +224,8 @@ def test_model_and_tokenizer_are_of_one_revision(monkeypatch):
             asked.append(revision)
             return load(where, **kw)
         monkeypatch.setattr(o, 'from_pretrained', load)
-    R._load(R.recipe_options(['--recipe', 'gsm8k', '--model', 'tiny', '--model_revision', 'v2'], {}, 'gsm8k')[0])
+    r,_ = R.recipe_options(['--recipe', 'gsm8k', '--model', 'tiny', '--model_revision', 'v2'], {}, 'gsm8k')
+    R._load(r)
     assert asked==['v2', 'v2']
 
 # -- several processes, and what can't work ----------------------------------------------------------
