@@ -334,7 +334,7 @@ def hub_rows(
 
 # %% ../../nbs/parts/datasets.ipynb #9b7aa7d6
 def _gsm8k(question, answer):
-    if '#### ' not in answer: raise ValueError(f"gsm8k: no '#### ' before the result in {answer[-60:]!r}")
+    if '#### ' not in answer: raise ValueError(f"no '#### ' before the result in {answer[-60:]!r}")
     result = answer.rsplit('#### ', 1)[1].strip().replace(',', '')
     return dict(prompt=question, answer=result, task='gsm8k', solution=answer)
 
@@ -357,12 +357,16 @@ def hub_problems(
     split:str='train',       # on the hub
     system:str|None=SYSTEM_PROMPT, # a system message before each question, or None
 )->Dataset:                  # columns prompt, answer, task; solution where there is one
-    "A set that others train on. ValueError if no row makes a problem."
+    "A set that others train on. ValueError for a row in another form, and if no row makes a problem."
     where,config,columns,made,chat = HUB_DATASETS[name]
     if rows is None: rows = hub_rows(where, config, split)
     out = []
-    for o in rows:
-        row = made(*(o[k] for k in columns))
+    for i,o in enumerate(rows):
+        if odd := [k for k in columns if not isinstance(o, dict) or not isinstance(o.get(k), str)]:
+            raise ValueError(f'{name}: row {i} has no text as `{odd[0]}`: rows of {where} have '
+                f'{" and ".join(columns)}; a data set of your own needs no recipe')
+        try: row = made(*(o[k] for k in columns))
+        except ValueError as e: raise ValueError(f'{name}: row {i}: {e}') from None
         if row: out.append(row|dict(prompt=_as_messages(row['prompt'], system) if chat else row['prompt']))
     if not out: raise ValueError(f'{name}: no row has what makes a problem of it')
     return Dataset.from_list(out)
