@@ -39,8 +39,10 @@ ON_TRL = st.fixed_dictionaries(COMMON|dict(bias_kl=st.booleans(), accumulate=rar
     replay_correction=corrections(WEIGHTS)))
 
 def allowed(case, trl):
-    "The case with what no trainer takes mended: CISPO needs a cap, a correction on TRL forbids some things."
+    """The case with what no trainer takes mended: CISPO needs a cap, GFPO normalizes sums, a correction on
+    TRL forbids some things."""
     if case['loss']=='cispo': case = case|dict(epsilon_high=1+(case['epsilon_high'] or .2))
+    if not trl and case['strategy']=='gfpo': case = case|dict(aggregation='sum_then_normalize')
     c = case['replay_correction'] or {}
     moved = (c.get('weight','token'), c.get('clip','ppo'))!=('token','ppo')
     if not trl or not moved and c.get('max_drift') is None: return case
