@@ -112,7 +112,7 @@ def fig_svg(
     s = re.sub(r'\b(d|points|x|y)="([^"]+)"', lambda m: f'{m[1]}="{_short(m[2])}"', s)
     s = re.sub(r'font-family: [^;"]+;? ?| transform="rotate\(-?0 [^"]*"|<style.*?</style>', '', s, flags=re.S)
     s = re.sub(rf'{INK}|#000000|(?<=[ :])black\b', 'currentColor', s, flags=re.I)
-    s = _ungroup(re.sub(r'\n\s*', '\n', s).replace('<defs>\n</defs>\n', '').strip())
+    s = re.sub(r'\n\s*', '\n', s).replace('<defs>\n</defs>\n', '').strip()
     alt = '. '.join(_titles(fig)) or 'figure'
     w,h = fig.get_size_inches()
     head = ('<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
@@ -125,16 +125,6 @@ def _short(s):
     return re.sub(r'-?\d+\.\d+', lambda n: f'{float(n[0]):.2f}'.rstrip('0').rstrip('.'),
                   re.sub(r'\s+', ' ', s).strip())
 
-def _ungroup(s):
-    "Without the groups that only group: those with no attribute."
-    keep,out = [],[]
-    for o in re.split(r'(<g\b[^>]*>\n?|</g>\n?)', s):
-        if o.startswith('<g'):
-            keep.append(o.strip()!='<g>')
-            if not keep[-1]: continue
-        elif o.startswith('</g>') and not keep.pop(): continue
-        out.append(o)
-    return ''.join(out)
 
 def _titles(fig):
     titles = [fig.get_suptitle(), *(a.get_title(loc) for a in fig.axes for loc in ('left','center'))]
