@@ -141,11 +141,6 @@ def test_held_out_problems_are_not_trained_on(mine, monkeypatch):
     train(mine)
     assert seen['train'] and seen['test'] and not seen['train']&seen['test']
 
-def test_a_run_goes_on_with_resume(mine):
-    train(mine)
-    train(mine, '--max_steps','8','--resume','True')
-    assert read_run(mine/'run').history['step'].tolist()==[0, 2, 4, 6]
-
 def test_a_run_that_sigterm_stops_is_saved_and_not_measured(mine, capsys):
     with pytest.raises(SystemExit) as e:
         train(mine, '--max_steps','8', '--reward',f'{mine}/rewards.py:stopped')
@@ -157,6 +152,7 @@ def test_a_run_that_sigterm_stops_is_saved_and_not_measured(mine, capsys):
     forget_stop()   # as a process of its own
     train(mine, '--max_steps','8', '--reward',f'{mine}/rewards.py:stopped', '--resume','True')
     assert json.loads((mine/'run'/'summary.json').read_text(encoding='utf-8'))['steps']==8
+    assert read_run(mine/'run').history['step'].tolist()==[0, 2, 4, 6]
 
 def test_an_option_whose_default_is_none_is_read_as_its_type():
     read = lambda *words: train_parser().read(['--dataset', 'sums', *words])[1]

@@ -147,11 +147,6 @@ def test_the_oldest_versions_are_the_lower_bound_of_every_requirement():
     assert sorted(re.split('[=>]', o)[0] for o in given[-len(TESTERS):])==sorted(TESTERS)
     assert all(re.search('[=>]=', o) for o in given)
 
-def test_importing_the_package_imports_nothing_heavy():
-    r = _python(f'import sys, grpo_nb; print([o for o in {HEAVY} if o in sys.modules], grpo_nb.__version__)')
-    assert r.returncode==0, r.stderr
-    assert r.stdout.startswith('[]'), r.stdout
-
 @pytest.mark.parametrize('names,may', [(['see.plotting'], {'matplotlib'}), (['cli','dev.site'], set())])
 def test_modules_import_only_the_heavy_packages_of_their_room(names, may):
     assert {*names}<={*MODULES}

@@ -261,17 +261,14 @@ def test_it_fits_and_every_control_has_a_name(opened, width, scheme, run):
 
 @pytest.fixture(scope='module')
 def with_tokens(tmp_path_factory):
-    "A run with the demo's settings and its tokens on record, its first weights and its first batch"
+    "A run with the demo's settings and its tokens on record"
     from faulty_runs import fresh, right, sums
     from grpo_nb.trainer import TrainConfig, train
     model,tok = fresh()
     args = TrainConfig(output_dir=str(tmp_path_factory.mktemp('t')/'r'), max_steps=24, learning_rate=2e-4,
         record_tokens=True, disable_tqdm=True)
-    start,first = fresh()[0],[]
-    def note(s, info):
-        if not first: first.append((info.sampled, s.args.temperature))
-    train(model, tok, sums(), right, args, callbacks=[note])
-    return read_run(args.output_dir),start,tok,first[0]
+    train(model, tok, sums(), right, args)
+    return read_run(args.output_dir)
 
 def plain_logps(model, batch, b, temperature):
     "(G, T) log-probs of group `b`, by a forward of the whole sequences."
@@ -283,20 +280,7 @@ def plain_logps(model, batch, b, temperature):
     with torch.no_grad(): logits = model(ids, attention_mask=mask.long(), position_ids=at).logits
     return (logits[:,P-1:-1]/temperature).log_softmax(-1).gather(-1, ids[:,P:,None])[...,0]
 
-def test_the_from_scratch_trainer_records_tokens_by_value(with_tokens):
-    "Each token with the log-prob that a plain forward of the starting weights gives it"
-    run,start,tok,(batch,temperature) = with_tokens
-    rows = run.by_step[run.steps[0]]
-    B,G = batch.completion_ids.shape[:2]
-    for b in (0, B-1):
-        logps = plain_logps(start, batch, b, temperature)
-        for g in range(G):
-            m = batch.completion_mask[b,g]
-            assert rows[b]['logps'][g]==pytest.approx(logps[g][m].tolist(), abs=2e-3)
-            text = tok.decode(batch.completion_ids[b,g][m])
-            assert ''.join(rows[b]['tokens'][g])==text and len(rows[b]['tokens'][g])==rows[b]['n_tokens'][g]
-
-def test_recorded_ratios_are_those_of_two_plain_forwards(tmp_path):
+def test_recorded_tokens_log_probs_and_ratios_are_those_of_two_plain_forwards(tmp_path):
     "By the weights of this step and by those that sampled the group, token by token; nothing of the record"
     import copy
     from faulty_runs import fresh, right, sums
@@ -317,13 +301,19 @@ def test_recorded_ratios_are_those_of_two_plain_forwards(tmp_path):
         new = o['replacement']
         at,b = (new['step'], born[new['id']]) if new else (o['step'], o['group'])
         now,then = (plain_logps(weights[i], sampled[at], b, args.temperature) for i in (o['step'], at))
-        for got,want,m in zip((new or o)['ratios'], (now-then).exp(), sampled[at].completion_mask[b]):
+        mask = sampled[at].completion_mask[b]
+        for got,want,m in zip((new or o)['ratios'], (now-then).exp(), mask):
             assert got==pytest.approx(want[m].tolist(), rel=2e-3, abs=2e-3)
             far += (want[m]-1).abs().tolist() if new else []
+        if new: continue
+        ids = sampled[at].completion_ids[b]
+        for noted,tokens,want,own,m in zip(o['logps'], o['tokens'], then, ids, mask):
+            assert noted==pytest.approx(want[m].tolist(), abs=2e-3)
+            assert ''.join(tokens)==tok.decode(own[m]) and len(tokens)==m.sum()
     assert sum(x>.05 for x in far)>100   # ratios that are all one would prove nothing
 
 def test_tokens_are_coloured_in_the_page_and_the_page_stays_small(with_tokens, opened):
-    run = with_tokens[0]
+    run = with_tokens
     html = view_html(run)
     assert len(html)*(200/24)<3e6, 'as many bytes as 200 steps would take'
     row = next(o for o in run.rows if o['replacement'])
@@ -341,7 +331,7 @@ def test_tokens_are_coloured_in_the_page_and_the_page_stays_small(with_tokens, o
         if want: assert texts.all_inner_texts()[0].strip()==want[0][0].strip()
 
 def test_what_a_tool_wrote_stays_plain_among_colored_tokens(with_tokens, opened):
-    run = copy.deepcopy(with_tokens[0])
+    run = copy.deepcopy(with_tokens)
     row = next(o for o in run.rows if not o['replacement'] and len(o['tokens'][0])>2)
     row['ratios'][0][1] = row['logps'][0][1] = None
     by = dict(dapo=dict(weight=[.1], term=[row['logps'][0]], share=[row['logps'][0]], clip=[row['logps'][0]]))
