@@ -172,7 +172,7 @@ def test_a_registered_loss_is_known_and_gets_the_settings_it_names():
                 g = go(d, loss_type=name, width=3., aggregation=by, max_completion_length=9)[1]
                 assert_tensor(g, -3*d['advantages'][...,None]*d['mask']/n, eps=1e-12)
         assert metrics_of(**d, loss_type='mine')['clip_ratio/region_mean']==0
-        with pytest.raises(TypeError, match='wdith'): loss_of(**d, loss_type='mine', wdith=3.)
+        with pytest.raises(ValueError, match='wdith'): loss_of(**d, loss_type='mine', wdith=3.)
         with pytest.raises(ValueError, match='mine'): loss_of(**d, loss_type='yours')
     finally: del LOSSES['mine']
 
