@@ -222,6 +222,8 @@ def test_batches_with_every_reward_group_size_rate_and_loss_are_those_of_float64
         for n in (0, 1):
             how = dict(reward='right', scale='none', G=8, rate=2e-4)|first|(later if n else {})
             steps = [o for o in run['steps'] if o['batch']==n]
+            n_tokens = sum(len(ids) for o in steps for g in o['groups'] for ids in g['ids'])
+            assert {o['items'] for o in steps}=={n_tokens/2}
             live = [not dead for dead,_ in run['groups'][n]]
             factor = lr_factor(sum(live)/6, how['scale'])
             assert {k for _,k in run['groups'][n]}=={how['G']}
