@@ -591,9 +591,11 @@ def test_the_options_of_a_loss_reach_it_from_the_settings_of_a_run(tmp_path, tab
     for name,option in (('sapo', 'sapo_temperature_pos=9'), ('vespo', 'vespo_lambda_neg=.5')):
         twice = dict(loss_type=name, num_iterations=2)
         assert not torch.equal(run(**twice), run(**twice, loss_kwargs=option))
-    for kw,error,says in ((dict(loss_kwargs='wdith=.5'), ValueError, 'wdith.* options of no loss'),
+    for kw,error,says in ((dict(loss_kwargs='wdith=.5'), ValueError, "wdith.* 'soft', which has kind, width"),
+            (dict(loss_kwargs='epsilon=.9'), ValueError, 'a setting of all losses'),
+            (dict(loss_kwargs='width=2', loss_type='grpo'), ValueError, "'grpo', which has none"),
             (dict(loss_kwargs='width'), ValueError, 'loss_kwargs')):
-        with pytest.raises(error, match=says): cfg(loss_type='soft', **kw)
+        with pytest.raises(error, match=says): cfg(**dict(loss_type='soft')|kw)
     with pytest.raises(ValueError, match=r"asks for \['p', 'q'\]"): cfg(loss_type=lambda p, q, A, mask: A)
 
 def test_rewards_of_one_name_have_a_column_each(tmp_path):

@@ -88,7 +88,7 @@ def make_problems(
 )->Dataset:             # as `gym_dataset`
     "Problems by name; ValueError with the nearest name for an unknown one."
     if name not in TASKS and '.py:' not in name: return gym_dataset(name, n, seed, split, **config)
-    rows = resolve(TASKS, name)(n, seed=seed, split=split, **config)
+    rows = resolve(TASKS, name, reread=True)(n, seed=seed, split=split, **config)
     require(name, rows, isinstance(rows, Iterable), 'a function that returns rows: dicts with a `prompt`')
     return rows if isinstance(rows, Dataset) else load_problems(list(rows))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from .setting_checks import require
 from .ratios import ClipRange
-from .registry import LOSSES, parameter_names, registered_name, resolve
+from .registry import LOSSES, function_name, parameter_names, registered_name, resolve
 
 # %% ../../nbs/parts/loss_settings.ipynb #1e345e4b
 IS_WEIGHTS = ('token','none','truncated','sequence','decoupled')
@@ -163,16 +163,18 @@ def check_loss_options(
 )->Callable:                # its loss
     """Find the loss of the settings.
 
-    ValueError for an unknown name, an option that no loss knows, or a parameter that nothing can fill.
+    ValueError for an unknown name, an option that the loss lacks, or a parameter that nothing can fill.
     """
     f = resolve(LOSSES, settings.loss_type)
     resolve(LOSSES, settings.divisor, 'divisor')
-    tensors,options = {'logps','old_logps','A','mask','ratio','clip_mask'},vars(settings)|settings.loss_kwargs
-    known = frozenset().union(parameter_names(f), *map(parameter_names, LOSSES.values()))
-    if odd := [k for k in settings.loss_kwargs if k not in known]:
-        raise ValueError(f'{odd} are options of no loss. There are: {", ".join(sorted(known-tensors))}')
+    tensors,shared = {'logps','old_logps','A','mask','ratio','clip_mask'},vars(settings).keys()
+    options = parameter_names(f)-tensors-shared
+    if odd := sorted(settings.loss_kwargs.keys()-options):
+        raise ValueError(f'{odd} are no options of the loss {function_name(settings.loss_type)!r}, which has '
+            f'{", ".join(sorted(options)) or "none"}; a setting of all losses, such as epsilon, is not '
+            'among `loss_kwargs`')
     needed = {k for k,p in inspect.signature(f).parameters.items() if p.default is p.empty and p.kind<2}
-    if odd := sorted(needed-tensors-options.keys()):
+    if odd := sorted(needed-tensors-shared-settings.loss_kwargs.keys()):
         raise ValueError(f'the loss {settings.loss_type!r} asks for {odd}: a loss can name '
             f'{", ".join(sorted(tensors))}, fields of `LossSettings`, and options with a default')
     return f

@@ -104,7 +104,7 @@ def option_text(
     return re.sub(' at 0x[0-9a-f]+', '', repr(value))
 
 def function_name(
-    f:Callable,  # a user's function, or its name
+    f:str|Callable,  # a user's function, or its name
 )->str:
     "The name of a function; for a partial, with its arguments."
     if isinstance(f, str): return f
@@ -172,12 +172,14 @@ def resolve(
     name:str|Callable,     # a name in it, FILE.py:NAME, or the function or class itself
     setting:str|None=None, # the setting that takes the name, for the message; None: the registry's
     hint:str='',           # more for the end of the message
+    reread:bool=False,     # read FILE.py anew, as for a new run? It may have changed
 )->Any:                    # a function, or a class
     "The thing of that name. ValueError that says which names there are, and which was probably meant."
     if callable(name): return name
     table = _registry(registry)
-    if name in table: return table[name]
-    if isinstance(name, str) and '.py:' in name:
+    in_file = isinstance(name, str) and '.py:' in name
+    if name in table and not (in_file and reread): return table[name]
+    if in_file:
         table[name] = thing = import_object(name)
         if isinstance(table, Registry):   # the facts that the file registered
             same = [k for k,o in table.entries.items() if o is thing and k in table.about]

@@ -67,7 +67,9 @@ def check_settings(
     for f in fields(args):
         v = getattr(args, f.name)
         if v is None and may_be_none(type(args), f): continue
-        if not all and f.name not in rule_of: continue
+        if f.name not in rule_of:
+            require(f.name, v, not (isinstance(v, float) and math.isnan(v)), 'a number')
+            if not all: continue
         if what := _type_error(f, v): require(f.name, v, False, what)
         if f.name in rule_of:
             is_ok,needs = rule_of[f.name]

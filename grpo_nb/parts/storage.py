@@ -58,7 +58,7 @@ def check_priority(
     priority:str|Callable,  # a name in `PRIORITIES`, FILE.py:NAME, or a function
 )->None:
     "ValueError for an unknown name, or a function that does not take the entries and the step."
-    try: signature(resolve(PRIORITIES, priority, 'replay_priority')).bind([], 0)
+    try: signature(resolve(PRIORITIES, priority, 'replay_priority', reread=True)).bind([], 0)
     except TypeError as e:
         raise ValueError(f'`replay_priority` {priority!r} needs to take the entries and the step: {e}') from e
 

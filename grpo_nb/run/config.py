@@ -6,7 +6,7 @@
 __all__ = ['TrainConfig', 'make_loss_settings', 'make_config']
 
 # %% ../../nbs/run/config.ipynb #0a11c0f3
-import os
+import math, os
 from dataclasses import dataclass, fields, replace
 from typing import Any
 from ..parts.setting_checks import RULES, require, check_settings, config_field
@@ -124,6 +124,7 @@ _RULES = [*RULES,
     ('max_sampled_tokens eval_steps save_steps warmup_steps weight_decay max_grad_norm',
         lambda v: v>=0, '0 or more'),
     ('epsilon_high off_policy_mask_threshold', lambda v: v>=0, 'None, or 0 or more'),
+    ('entropy_coef', math.isfinite, 'a finite number'),
     *((k, lambda v, o=o: v in o.split(), f"one of {', '.join(o.split())}") for k,o in _ONE_OF.items())]
 
 # %% ../../nbs/run/config.ipynb #d0751614
@@ -133,12 +134,12 @@ def check_config(
     "ValueError for a setting that can't work, or for two that don't fit together."
     check_settings(a, _RULES)
     G,B,k = a.num_generations,a.num_prompts,1+a.replay_stored_per_fresh
-    resolve(LOSSES, a.loss_type)
-    if a.aggregation: resolve(LOSSES, a.aggregation, 'aggregation')
-    resolve(ADVANTAGES, a.advantages)
+    resolve(LOSSES, a.loss_type, reread=True)
+    if a.aggregation: resolve(LOSSES, a.aggregation, 'aggregation', reread=True)
+    resolve(ADVANTAGES, a.advantages, reread=True)
     check_priority(a.replay_priority)
     if a.strategy is None or isinstance(a.strategy, str):
-        resolve(STRATEGIES, a.strategy or 'replay', hint=_PLAIN)
+        resolve(STRATEGIES, a.strategy or 'replay', hint=_PLAIN, reread=True)
     check_settings(a, [
         ('generation_batch_size', lambda v: v>0 and v%G==0, f'a multiple of num_generations ({G})'),
         ('steps_per_generation', lambda v: v>=1 and B%v==0,

@@ -6,7 +6,7 @@
 __all__ = ['token_terms', 'compare_losses', 'TokenTermsCallback', 'add_token_terms']
 
 # %% ../../nbs/variants/token_terms.ipynb #bd6a1287
-import inspect, math, re
+import math, re
 from dataclasses import fields, replace
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -15,7 +15,7 @@ from ..loss import policy_loss
 from ..parts.loss_settings import LossSettings, parse_correction, parse_loss_kwargs
 from ..parts.loss_inputs import LossInputs
 from ..parts.loss_metrics import capped_mask
-from ..parts.registry import LOSSES
+from ..parts.registry import LOSSES, parameter_names
 from ..run.callbacks import TrainCallback
 from ..run.state import TrainState
 from .batch_logps import current_logps_and_entropy
@@ -110,7 +110,7 @@ def _recorded_settings(run):
     if loss not in LOSSES or run.setting('loss') or divisor not in (None, *LOSSES):
         return LossSettings(**known|dict(loss_type='dapo', aggregation=None)),False
     given = run.settings.get('args', {})|parse_loss_kwargs(run.setting('loss_kwargs'))   # TRL's are settings
-    options = {k for k,p in inspect.signature(LOSSES[loss]).parameters.items() if p.default is not p.empty}
+    options = parameter_names(LOSSES[loss])-names
     return LossSettings(**known, loss_kwargs={k:v for k,v in given.items() if k in options}),True
 
 def _rewards(o):   # (1, G)
