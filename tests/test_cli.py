@@ -247,6 +247,10 @@ def test_a_task_with_few_problems_gives_all_it_has_to_train_on_and_to_hold_out(c
     assert len(set(train['prompt']))==len(train)==250 and not set(train['prompt'])&set(held['prompt'])
     assert len(train)+len(held)==310   # 8 times 39 products, but for the two of the examples
     assert 'products has 250 different problems on the train side' in capsys.readouterr().out
+    train,held = _problems('prime_factorization', None, 500, 0, False)   # of the numbers from 2 to 1000
+    assert 750<len(train)<850 and len({o[0]['content'] for o in train['prompt']})==len(train)
+    assert len(train)+len(held)<=999
+    assert f'prime_factorization has {len(train)} different problems' in capsys.readouterr().out
 
 def test_a_named_task_is_held_out_by_the_file_and_asked_as_chat_if_it_shall(mine, monkeypatch):
     from grpo_nb.cli import _problems

@@ -158,10 +158,7 @@ def test_a_spread_of_pass_rates_against_a_simulation(mean, total, G):
 def grid():
     sizes,few = ((1, 2, 3, 4, 6), (1, 2, 3, 4, 8)),(1, 2, 3)
     for b,G,a,W,s in itertools.product(*sizes, few, few, (None, 1, 2, 3)):
-        yield b,G,a,W,s,None
-    for b,G,W,size in itertools.product((1, 2, 3, 4), (1, 2, 4), (1, 2), (2, 4, 6, 7, 8, 12)):
-        yield b,G,1,W,None,size
-    yield 2,2,1,1,1,4
+        yield b,G,a,W,s
 
 def test_legal_is_what_trl_accepts(monkeypatch):
     from trl import GRPOConfig
@@ -172,22 +169,21 @@ def test_legal_is_what_trl_accepts(monkeypatch):
     monkeypatch.setattr(
         TrainingArguments, '__post_init__', lambda self: None
     )  # TRL's own checks alone: the parent's take seconds for a thousand
-    for b,G,a,W,s,size in grid():
+    for b,G,a,W,s in grid():
         now['W'] = W
-        plan = batch_plan(G, b, a, W, s, size)
+        plan = batch_plan(G, b, a, W, s)
         try:
             c = GRPOConfig(output_dir='x', use_cpu=True, bf16=False, report_to='none',
                            gradient_checkpointing=False, per_device_train_batch_size=b, num_generations=G,
-                           gradient_accumulation_steps=a, steps_per_generation=s,
-                           generation_batch_size=size)
-        except ValueError as e: assert not plan['legal'], (b, G, a, W, s, size, str(e))
+                           gradient_accumulation_steps=a, steps_per_generation=s)
+        except ValueError as e: assert not plan['legal'], (b, G, a, W, s, str(e))
         else:
-            assert plan['legal'], (b, G, a, W, s, size, plan['problem'])
+            assert plan['legal'], (b, G, a, W, s, plan['problem'])
             assert (plan['completions'], plan['steps_per_generation']) == (c.generation_batch_size,
                 c.steps_per_generation)
             legal += 1
         n += 1
-    assert n>1000 and .1<legal/n<.9
+    assert n==900 and .1<legal/n<.9
 
 def test_groups_straddle_just_where_a_listing_shows_it():
     for b,G,W,s in itertools.product((1, 2, 3, 4), (2, 3, 4), (1, 2, 3), (1, 2, 3)):
@@ -199,7 +195,7 @@ def test_groups_straddle_just_where_a_listing_shows_it():
 
 def test_ratio_stays_1_just_where_trl_needs_no_old_log_probs():
     for a,s,mu in itertools.product((1, 2, 4), (1, 2, 4), (1, 2)):
-        plan = batch_plan(2, 2, a, 1, s, None, mu)
+        plan = batch_plan(2, 2, a, 1, s, mu)
         assert plan['ratio_stays_1']==(a%(s*mu)==0) and plan['optimizer_steps_per_generation']==s*mu/a
 
 def test_dead_share_is_the_mean_over_prompts_and_agrees_with_all_outcomes():

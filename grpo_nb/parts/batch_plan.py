@@ -22,12 +22,8 @@ def _counted(G, b, a, W, mu, s, N, z, mean_length):
         dead_share=z, live_groups=N/G*(1-z), tokens=N*mean_length, tokens_wasted=N*mean_length*z,
         replay_bound=math.inf if z==1 else 1/(1-z))
 
-def _problem(G, b, W, s, size, N):
+def _problem(G, N):
     "TRL's rules, in the order in which `GRPOConfig` checks them."
-    if s and size: return 'steps_per_generation and generation_batch_size say the same thing: give only one'
-    if size and size%(W*b):
-        return (f'generation_batch_size {size} is not a multiple of processes × '
-            f'per_device_train_batch_size = {W*b}')
     if N%G:
         near = f'the nearest sizes are {N//G*G} and {(N//G+1)*G}' if N>G else f'the nearest size is {G}'
         return f'{N} completions per generation cannot be split into whole groups of {G}: {near}'
@@ -65,7 +61,6 @@ def batch_plan(
     gradient_accumulation_steps:int=1,  # passes before an optimizer step
     world_size:int=1,                   # processes
     steps_per_generation:int|None=None, # passes made from one generation; None: gradient_accumulation_steps
-    generation_batch_size:int|None=None, # completions of one generation; instead of steps_per_generation
     num_iterations:int=1,               # passes over a generation
     pass_rates:tuple=(.5,),             # chances of a right answer, one per prompt (or a sample of prompts)
     mean_length:float=256.,             # tokens per completion
@@ -77,21 +72,20 @@ def batch_plan(
     """
     G,b,a,W,mu = (num_generations, per_device_train_batch_size, gradient_accumulation_steps, world_size,
         num_iterations)
+    s = a if steps_per_generation is None else steps_per_generation
     given = dict(num_generations=G, per_device_train_batch_size=b, gradient_accumulation_steps=a,
         world_size=W, num_iterations=mu)
-    sizes = dict(steps_per_generation=steps_per_generation, generation_batch_size=generation_batch_size)
-    for k,v in {**given, **{k:v for k,v in sizes.items() if v is not None}}.items():
+    for k,v in (given|dict(steps_per_generation=s)).items():
         require(k, v, is_int(v, 1), 'a whole number of 1 or more')
     p = np.atleast_1d(np.asarray(pass_rates, float))
     if not len(p) or not ((p>=0)&(p<=1)).all():
         raise ValueError(f'`pass_rates` are chances, needs numbers in 0..1, got {p.tolist()[:5]}')
     if not mean_length>0:
         raise ValueError(f'`mean_length` is {mean_length!r}, needs a number of tokens above 0')
-    s = steps_per_generation or (generation_batch_size//(W*b) if generation_batch_size else a)
-    N = generation_batch_size or W*b*s
+    N = W*b*s
     z = float(np.mean([expected_dead_frac(o, G) for o in p]))
     out = given|dict(mean_length=mean_length)|_counted(G, b, a, W, mu, s, N, z, mean_length)
-    problem = _problem(G, b, W, steps_per_generation, generation_batch_size, N)
+    problem = _problem(G, N)
     return out|dict(legal=problem is None, problem=problem, notes=_batch_notes(out))
 
 # %% ../../nbs/parts/batch_plan.ipynb #f85f1318
@@ -137,5 +131,5 @@ def batch_command(
 )->None:
     "The plan in sentences."
     plan = batch_plan(num_generations, per_device_train_batch_size, gradient_accumulation_steps, world_size,
-        steps_per_generation or None, None, num_iterations, tuple(pass_rates), mean_length)
+        steps_per_generation or None, num_iterations, tuple(pass_rates), mean_length)
     print('\n'.join(f'{k+":":<26}{v}' for k,v in plan_lines(plan)))
