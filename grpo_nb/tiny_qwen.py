@@ -99,7 +99,7 @@ TINY_QWEN_DIR = ASSETS/'tiny_qwen'
 def load_model(
     name:str|Path='tiny',  # 'tiny', 'smollm2', a folder, or a name on the hub such as 'Qwen/Qwen3-0.6B'
     dtype:str='float32',   # 'float32', 'bfloat16', or 'auto' for as it was saved
-    **options:object,      # of transformers' `from_pretrained`, such as `quantization_config`
+    **options:Any,         # of transformers' `from_pretrained`, such as `quantization_config`
 )->tuple:                  # (model in eval mode, tokenizer that pads on the left)
     "A causal language model and its tokenizer; ValueError with what to do when it can't be loaded."
     from grpo_nb.parts.loading import load_pretrained     # here, since training on a model of your own

@@ -43,7 +43,7 @@ def check_arguments(
     prompts,fingerprint = [],None
     if isinstance(data, Dataset) and not prompts_from_env:   # a stream's rows are looked at as they come
         prompts = validate_dataset(data, n_prompts(a), a.num_generations, most=10_000)
-        check_reward_parameters([f for f in rewards if not isinstance(f, (str, nn.Module))], columns)
+        check_reward_parameters([f for f in rewards if not isinstance(f, (str, nn.Module))], list(columns))
         fingerprint = dataset_fingerprint(data)   # for a resume
     if os.environ.get('RANK', '0')=='0':   # of several processes one warns
         for o in version_warnings(): warnings.warn(o, stacklevel=3)

@@ -321,7 +321,7 @@ class AR3PO(DeadGroupStrategy):
         packs = pack_groups(batch, [*better]) if better else []
         drawn = {b:self._insert_answer(p, o, step) for (b,o),p in zip(better.items(), packs)}
         new = insert_stored(batch, torch.tensor([*better], dtype=torch.int64), [*drawn.values()])
-        if better: new = replace(new, advantages=group_advantages(new.rewards, self.scale))
+        if better: new = new.with_tensors(dict(advantages=group_advantages(new.rewards, self.scale)))
         self._remember(batch, keys, step, counted)
         return self.make_result(new, dead, drawn=drawn)
 
