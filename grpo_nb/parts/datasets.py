@@ -31,7 +31,7 @@ def split_name(
     return 'test' if h < test_share*2**64 else 'train'
 
 # %% ../../nbs/parts/datasets.ipynb #6bfedd8e
-def _as_messages(question:str, system:str='')->list[dict]:
+def _as_messages(question:str, system:str|None='')->list[dict]:
     "A question in the form chat models are trained on."
     before = [{'role':'system', 'content':system}] if system else []
     return before+[{'role':'user', 'content':question}]
