@@ -167,21 +167,16 @@ def test_every_setting_is_an_option_with_the_trainers_default():
     got = train_parser().read(['--dataset', 'sums', '--output_dir', 'x'])[1]
     assert {f.name:getattr(got, f.name) for f in fields(TrainConfig)}==vars(TrainConfig(output_dir='x'))
 
-@pytest.mark.parametrize(
-    'more,says',
-    [
-        ([], 'of an earlier run'),
-        (['--resume', 'True', '--epsilon', '.3'], 'epsilon: 0.2 then, 0.3 now'),
-        (['--resume', 'True', '--strategy', 'skip'], 'strategy: replay then, skip now'),
-    ],
-)
-def test_a_folder_that_does_not_fit_is_refused_before_anything_is_measured(
-    more, says, mine, monkeypatch, capsys
-):
+@pytest.mark.parametrize('more,says', [('', 'of an earlier run'),
+    ('--resume True --epsilon .3', 'epsilon: 0.2 then, 0.3 now'),
+    ('--resume True --learning_rate .3', 'learning_rate: 0.0001 then, 0.3 now'),
+    ('--resume True --strategy skip', 'strategy: replay then, skip now')])
+def test_a_folder_that_does_not_fit_is_refused_before_anything_is_measured(more, says, mine, monkeypatch,
+        capsys):
     import grpo_nb.demo as tr
     train(mine)
     monkeypatch.setattr(tr, 'evaluate', lambda *a, **k: pytest.fail('measured first'))
-    with pytest.raises(SystemExit) as e: train(mine, *more)
+    with pytest.raises(SystemExit) as e: train(mine, *more.split())
     assert e.value.code==2 and says in capsys.readouterr().err
 
 @pytest.mark.parametrize('more,says', [

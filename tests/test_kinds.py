@@ -227,13 +227,6 @@ def test_one_problem_is_enough_and_prompt_0_is_a_prompt(same):
     b.add([1.]*3, 'abc', keys=[1, 0, 2])
     assert [e.data for e in b.sample_entries(1, keys=[0])]==['b']
 
-def test_a_resume_at_another_rate_is_refused(tmp_path):
-    args = TrainConfig(**SMALL, output_dir=str(tmp_path))
-    train(*load_model('tiny'), ROWS, odd, args)
-    with pytest.raises(ValueError, match='learning_rate: 0.0001 then, 0.0002 now'):
-        train(*load_model('tiny'), ROWS, odd, args, learning_rate=2e-4, max_steps=4,
-            resume_from_checkpoint=True)
-
 def test_resampled_groups_have_the_advantages_of_their_own_rollout_under_gdpo(monkeypatch):
     import grpo_nb.trainer as tr
     seen,inner = [],tr.rollout
