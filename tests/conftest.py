@@ -1,10 +1,11 @@
 """What several tests need: the built site, a Chromium that is on the machine,
 a JupyterLab on a copy of the project."""
 
-import asyncio, functools, gc, http.server, json, os, re, secrets, shutil, socket, subprocess, sys, tempfile
+import asyncio, contextlib, functools, gc, http.server, json, os, re, secrets, shutil, socket, subprocess, sys, tempfile
 import threading, time
 import urllib.request
 from pathlib import Path
+from unittest.mock import patch
 import pytest
 
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)   # else each process compiles its imports again
@@ -243,3 +244,14 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f'TRIED AGAIN {o.nodeid}: {" ".join(why)[:300]}', yellow=True)
     for o in os.environ.get('GRPO_NB_FAILED', '').splitlines():
         terminalreporter.write_line(f'FAILED {o}', red=True)
+
+@pytest.fixture
+def tables():
+    "Names that a test registers are gone after it."
+    from grpo_nb.parts.registry import REGISTRIES
+    with contextlib.ExitStack() as stack:
+        for o in REGISTRIES.values():
+            o.load()
+            stack.enter_context(patch.object(o, 'entries', {**o.entries}))
+            stack.enter_context(patch.object(o, 'about', {**o.about}))
+        yield

@@ -103,7 +103,7 @@ def test_two_settings_that_exclude_each_other(settings, says):
 def test_what_may_be_none_may_be_none():
     assert TrainConfig(epsilon_high=None, min_p=None, delta=None)==TrainConfig()
 
-def test_a_file_is_read_anew_for_every_run(tmp_path, monkeypatch):
+def test_a_file_is_read_anew_for_every_run(tmp_path, monkeypatch, tables):
     "It may have been edited since the last one, or another folder may have one of the same name."
     from grpo_nb.parts.registry import ADVANTAGES, LOSSES, PRIORITIES, STRATEGIES, resolve
     from grpo_nb.parts.datasets import make_problems

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest, torch
 from grpo_nb.variants import batch_logps as bl
 from grpo_nb import trainer as tr
-from grpo_nb.parts.registry import LOSSES, PRIORITIES, REGISTRIES, register, resolve
+from grpo_nb.parts.registry import LOSSES, PRIORITIES, register, resolve
 from grpo_nb.logps import token_logps
 from grpo_nb.run.signals import Stopped, check_stop, forget_stop, note_stop
 from grpo_nb.run.checkpoints import checkpoint_folders
@@ -518,16 +518,6 @@ def own_file():
     "The file that CONTRIBUTING.md shows."
     page = (Path(__file__).parents[1]/'CONTRIBUTING.md').read_text(encoding='utf-8')
     return page.split('```python\n# mine.py\n')[1].split('```')[0]
-
-@pytest.fixture
-def tables():
-    "Names that a test gives are gone after it."
-    with contextlib.ExitStack() as stack:
-        for o in REGISTRIES.values():
-            o.load()
-            stack.enter_context(patch.object(o, 'entries', {**o.entries}))
-            stack.enter_context(patch.object(o, 'about', {**o.about}))
-        yield
 
 def test_a_file_of_ones_own_reaches_every_socket(tmp_path, tables):
     f = tmp_path/'spec.py'
