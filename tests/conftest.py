@@ -1,8 +1,8 @@
 """What several tests need: the built site, a Chromium that is on the machine,
 a JupyterLab on a copy of the project."""
 
-import asyncio, contextlib, functools, gc, http.server, json, os, re, secrets, shutil, socket, subprocess, sys, tempfile
-import threading, time
+import asyncio, contextlib, functools, gc, http.server, json, os, re, secrets, shutil, socket, subprocess
+import sys, tempfile, threading, time
 import urllib.request
 from pathlib import Path
 from unittest.mock import patch

@@ -1,5 +1,5 @@
 "The from-scratch trainer: values of a step, resume to the bit, stops, faults"
-import contextlib, copy, fcntl, functools, math, os, signal, sys, warnings
+import copy, fcntl, functools, math, os, signal, sys, warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
