@@ -56,6 +56,7 @@ def limit_age(
     "The weights of `priority`, 0 for groups made more than `steps` optimizer steps ago."
     def limited(entries, now):
         return [w*(now-e.step<=steps) for w,e in zip(priority(entries, now), entries)]
+    limited.__name__ = f'limit_age({function_name(priority)}, {steps})'   # a resume compares it
     return limited
 
 def limit_uses(
@@ -64,6 +65,7 @@ def limit_uses(
 )->Callable:            # a priority
     "The weights of `priority`, 0 for groups that were drawn `times` times."
     def limited(entries, now): return [w*(e.uses<times) for w,e in zip(priority(entries, now), entries)]
+    limited.__name__ = f'limit_uses({function_name(priority)}, {times})'
     return limited
 
 def decay_with_age(
@@ -75,6 +77,7 @@ def decay_with_age(
         newest = max(e.step for e in entries)
         pairs = zip(priority(entries, now), entries)
         return [w and max(_NEARLY_0, w*math.exp((e.step-newest)/steps)) for w,e in pairs]
+    decayed.__name__ = f'decay_with_age({function_name(priority)}, {steps})'
     return decayed
 
 # %% ../nbs/11_replay.ipynb #0a1127d9

@@ -180,6 +180,10 @@ def test_an_improved_group_has_advantages_in_the_runs_own_units(scale, spread):
     t = m.process_batch(batch([DEAD0, [0.,6,0,0]], T=2, seed=2, keys=[5, 7]), step=9)
     assert_tensor(t.batch.advantages[0], [o/(spread+1e-4) for o in (-.75,-.75,-.75,2.25)])
 
+def test_a_measure_needs_a_number_for_each_answer():
+    with pytest.raises(ValueError, match=r'`measure` returned shape \(4,\) for rewards of \(4, 4\)'):
+        GFPO(2, lambda rewards, lengths: rewards.mean(1)).process_batch(batch([MIXED]*4))
+
 def test_an_improved_group_is_divided_by_the_deviation_of_its_batch():
     m = resolve(STRATEGIES, 'same_prompt').from_settings(TrainConfig(scale_rewards='batch'))
     m.process_batch(batch([[0.,3,0,0], MIXED], T=8, seed=1, keys=[5, 6]), step=2)

@@ -3,6 +3,7 @@ import warnings
 from pathlib import Path
 import pytest, torch
 from datasets import Dataset, DatasetDict
+from grpo_nb.replay import Replay
 from grpo_nb.variants.strategies import AR3PO, GFPO
 from grpo_nb.variants.strategy import Keep
 from grpo_nb.tiny_qwen import load_model, make_tokenizer, tiny_model
@@ -47,6 +48,7 @@ def test_a_home_folder_is_written_as_in_a_shell(tmp_path, monkeypatch):
         (dict(dataset=DatasetDict(train=rows)), r"the dataset is a DatasetDict, needs .*ds\['train'\]"),
         (dict(dataset=rows.to_pandas()), 'the dataset is a DataFrame, needs'),
         (dict(eval_dataset=iter(rows), eval_steps=2), '`eval_dataset`: the dataset is a .*, needs'),
+        (dict(strategy=Replay(8), replay_buffer_size=16), "`replay_buffer_size` is 16, strategy 'replay'"),
         (dict(strategy=GFPO(scale='none')), "`scale_rewards` is 'group', but strategy 'gfpo' .* 'none'"),
         (dict(strategy=AR3PO(), scale_rewards='none'), "`scale_rewards` is 'none', .* 'group'"),
         (dict(strategy='same_prompt', advantages='maxrl'), "`advantages` is 'maxrl', .* 'grpo'"),

@@ -85,10 +85,12 @@ def _check_replay(strategy, args):
         raise ValueError(f'`replay_stored_per_fresh` is {k}, strategy {strategy.name!r} does not know of it: '
             "use 'replay' (with a buffer) or 'copies', or give `stored_per_fresh` to your own")
     buffer,usual = getattr(strategy, 'buffer', None),TrainConfig.__dataclass_fields__
-    for k in ('priority','age_limit','max_uses'):
+    follows = {k:getattr(buffer, k, None) for k in ('priority','age_limit','max_uses')}
+    if hasattr(buffer, 'max_size'): follows['buffer_size'] = buffer.max_size
+    for k,v in follows.items():
         setting = getattr(args, f'replay_{k}')
         if callable(setting): setting = function_name(setting)   # a priority
-        if setting not in (usual[f'replay_{k}'].default, getattr(buffer, k, None)):
+        if setting not in (usual[f'replay_{k}'].default, v):
             raise ValueError(f'`replay_{k}` is {setting!r}, strategy {strategy.name!r} does not know of it: '
                 f"use 'replay' by its name (with a buffer), or give `{k}` to the strategy")
     name = 'correction' if args.replay_correction is None else 'replay_correction'
