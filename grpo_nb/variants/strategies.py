@@ -80,6 +80,9 @@ class GRESO(DeadGroupStrategy):
         self.rng = random.Random(self.seed)
         self.dead_streak = {}   # key of a prompt -> dead groups in a row, and of which kind the last one was
 
+    @classmethod
+    def from_settings(cls, args:Any)->'GRESO': return cls(seed=args.seed)
+
     def select_prompts(self, keys:list, step:int)->list:
         "Sample each prompt with its probability, which is 1 for a new one, or one that lived last time."
         known = [self.dead_streak.get(k, (0, 'hard')) for k in keys]
@@ -163,7 +166,11 @@ class GFPO(DeadGroupStrategy):
         G = rewards.shape[1]
         k = self.num_remains_in_group or max(2, G//2)
         if k>G: raise ValueError(f'`num_remains_in_group` is {k}, but a group has {G} answers: sample more')
-        worth = resolve(_BEST, self.measure)(rewards, lengths).float().masked_fill(rewards.isnan(), -math.inf)
+        worth = resolve(_BEST, self.measure)(rewards, lengths)
+        if worth.shape!=rewards.shape:
+            raise ValueError(f'`measure` returned shape {tuple(worth.shape)} for rewards of '
+                f'{tuple(rewards.shape)}: return a number for each')
+        worth = worth.float().masked_fill(rewards.isnan(), -math.inf)
         at = worth.sort(dim=1, descending=True, stable=True).indices[:,:k]
         return torch.full_like(rewards, math.nan).scatter(1, at, rewards.gather(1, at))
 
