@@ -301,22 +301,16 @@ def train_command(
 # %% ../nbs/reference/cli.ipynb #878a7510
 def _problems(name, held_out, n, seed, chat, **columns):
     "Problems to train on and at most `n` held-out ones; the name of a task makes them on the spot."
-    from grpo_nb.parts.datasets import (
-        TooFewProblems, load_problems, make_problems, select_rows, split_problems)
+    from grpo_nb.parts.datasets import at_most_problems, load_problems, select_rows, split_problems
     from grpo_nb.parts.registry import TASKS
     task = '.py:' in name or name in TASKS or not ('/' in name or Path(name).suffix or Path(name).exists())
     def as_chat(ds):
         if not chat or not isinstance(ds[0]['prompt'], str): return ds
         return ds.map(lambda o: dict(prompt=[dict(role='user', content=o['prompt'])]))
     def read(path): return as_chat(load_problems(path, **columns))
-    def made(n, split):
-        try: return as_chat(make_problems(name, n, seed, split))
-        except TooFewProblems as e:
-            print(f'note: {name} has {e.available} different problems on the {split} side: all are taken')
-            return as_chat(make_problems(name, e.available, seed, split))
-    ds = made(2000, 'train') if task else read(name)
+    ds = as_chat(at_most_problems(name, 2000, seed, 'train')) if task else read(name)
     if held_out: eval_rows = read(held_out)
-    elif task: eval_rows = made(n, 'test')
+    elif task: eval_rows = as_chat(at_most_problems(name, n, seed, 'test'))
     else: ds,eval_rows = split_problems(ds, .1, what=name)   # by the prompt's hash
     eval_rows = select_rows(eval_rows, range(min(n, len(eval_rows))))
     trained = {str(o) for o in ds['prompt']}

@@ -10,7 +10,7 @@ from grpo_nb.parts.datasets import split_name
 from grpo_nb.parts.stats import paired_share_ci
 from grpo_nb.run.signals import forget_stop
 from grpo_nb.run.reading import LoggedRun, read_run
-from grpo_nb.on_trl.options import find_recipe
+from grpo_nb.on_trl.options import TrlArguments, find_recipe, load_training_rows
 from grpo_nb.recipes import recipe_options
 from made_runs import make_run
 
@@ -241,6 +241,9 @@ def test_a_task_with_few_problems_gives_all_it_has_to_train_on_and_to_hold_out(c
     train,held = _problems('products', None, 100, 0, False)
     assert len(set(train['prompt']))==len(train)==250 and not set(train['prompt'])&set(held['prompt'])
     assert len(train)+len(held)==310   # 8 times 39 products, but for the two of the examples
+    assert 'products has 250 different problems on the train side' in capsys.readouterr().out
+    rows = load_training_rows(TrlArguments(dataset='products'))
+    assert rows.to_list()==train.to_list()
     assert 'products has 250 different problems on the train side' in capsys.readouterr().out
     train,held = _problems('prime_factorization', None, 500, 0, False)   # of the numbers from 2 to 1000
     assert 750<len(train)<850 and len({o[0]['content'] for o in train['prompt']})==len(train)

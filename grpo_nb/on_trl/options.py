@@ -16,7 +16,7 @@ import yaml
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 from trl import ModelConfig
-from ..parts.datasets import hub_rows, load_problems, make_problems
+from ..parts.datasets import at_most_problems, hub_rows, load_problems
 from ..parts.files import read_asset
 from ..parts.registry import TASKS
 from ..parts.setting_checks import config_field, require
@@ -247,7 +247,7 @@ def load_training_rows(
         compared=not (r.reward or r.reward_model))
     if not name:
         raise ValueError('--dataset is missing: a file, a folder, or the name of a data set on the hub')
-    if name in TASKS or '.py:' in name: return make_problems(name, 2000)
+    if name in TASKS or '.py:' in name: return at_most_problems(name, 2000)
     path = Path(name).expanduser()
     if path.is_file(): return load(path)
     if path.is_dir(): return load(Dataset.load_from_disk(str(path)))

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['chain_sum', 'spell_backward', 'FEW_SHOT', 'SYSTEM_PROMPT', 'HUB_DATASETS', 'split_name', 'TooFewProblems',
-           'gym_dataset', 'make_problems', 'few_shot_problems', 'end_at_newline', 'load_problems', 'hub_rows',
-           'hub_problems']
+           'gym_dataset', 'make_problems', 'at_most_problems', 'few_shot_problems', 'end_at_newline', 'load_problems',
+           'hub_rows', 'hub_problems']
 
 # %% ../../nbs/parts/datasets.ipynb #f3c0a2b0
 import csv, difflib, hashlib, io, json, random
@@ -99,6 +99,16 @@ def make_problems(
     rows = resolve(TASKS, name, reread=True)(n, seed=seed, split=split, **config)
     require(name, rows, isinstance(rows, Iterable), 'a function that returns rows: dicts with a `prompt`')
     return rows if isinstance(rows, Dataset) else load_problems(list(rows))
+
+def at_most_problems(
+    name:str, n:int, seed:int=0, split:str='train',  # as for `make_problems`
+)->Dataset:
+    "`n` problems by name, or all that there are, with a note."
+    try: return make_problems(name, n, seed, split)
+    except TooFewProblems as e:
+        if not e.available: raise
+        print(f'note: {name} has {e.available} different problems on the {split} side: all are taken')
+        return make_problems(name, e.available, seed, split)
 
 # %% ../../nbs/parts/datasets.ipynb #fe000002
 def _sum(draw):
