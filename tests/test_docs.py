@@ -178,7 +178,7 @@ def test_a_notebook_with_widgets_can_be_converted_and_shows_the_picture():
     from grpo_nb.dev.site import pack_widgets, _STATE, _VIEW
     state = {'a':dict(model_name='VBoxModel', state={})}
     output = dict(output_type='display_data', data={_VIEW:dict(model_id='a'), 'image/png':'…'})
-    nb = dict(metadata=dict(widgets={_STATE:dict(state=state)}), cells=[dict(outputs=[output])])
+    nb = dict(metadata=dict(widgets={_STATE:dict(state=state)}), cells=[dict(source='', outputs=[output])])
     pack_widgets(nb)
     about = dict(metadata=dict(name='a', path=''))
     shown = WidgetsDataTypeFilter(notebook_metadata=dict(a=nb['metadata']), resources=about)

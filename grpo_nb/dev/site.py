@@ -12,6 +12,7 @@ __all__ = ['ProjectError', 'where', 'shown_widgets', 'packed', 'unpacked', 'stor
 import ast, html, json, os, re, subprocess, sys, tempfile, time, zlib
 from base64 import b64decode, b64encode
 from functools import cache
+from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,8 @@ _VIEW,_STATE = (f'application/vnd.jupyter.widget-{o}+json' for o in ('view','sta
 def shown_widgets(
     nb:dict,  # a notebook that was just run; changed in place
 )->None:
-    "Keep the stored widgets that an output shows, numbered, without the fields that say nothing."
-    stored = nb['metadata'].get('widgets', {}).get(_STATE, {})
-    state = stored.get('state', {})
+    "Keep the stored widgets that an output shows, without the fields that say nothing."
+    state = nb['metadata'].get('widgets', {}).get(_STATE, {}).get('state', {})
     refs = {k:set(re.findall(r'IPY_MODEL_([0-9a-f]{32})', json.dumps(v)))&set(state) for k,v in state.items()}
     links = [k for k,v in state.items() if 'Link' in v['model_name']]
     outs = [o.get('data', {}) for c in nb['cells'] for o in c.get('outputs', [])]
@@ -69,11 +69,6 @@ def shown_widgets(
         if k not in live: del state[k]
         elif o['model_name']=='LayoutModel': o['state'] = {a:b for a,b in o['state'].items() if b is not None}
     if not state: nb['metadata'].pop('widgets', None)
-    names = {k:f'{i:032x}' for i,k in enumerate(state)}   # in the order in which they were made
-    def renamed(o): return json.loads(re.sub('[0-9a-f]{32}', lambda m: names.get(m[0], m[0]), json.dumps(o)))
-    stored['state'] = renamed(state)
-    for d in outs:
-        if _VIEW in d: d[_VIEW] = renamed(d[_VIEW])
 
 def packed(
     value:Any,  # what JSON can hold
@@ -99,12 +94,25 @@ def pack_widgets(
     nb:dict,  # a notebook; changed in place
 )->None:
     "Store the widgets packed; an output keeps its picture, and in its metadata the name of its widget."
-    for o in (o for c in nb['cells'] for o in c.get('outputs', [])):
-        if _VIEW in o.get('data', {}): o.setdefault('metadata', {})[_VIEW] = o['data'].pop(_VIEW)
+    names = _name_shown(nb)
     if state := nb['metadata'].get('widgets', {}).get(_STATE, {}).get('state'):
+        names = {k:f'{i:032x}' for i,k in enumerate(state)}|names   # the others by number, as they were made
+        named = re.sub('[0-9a-f]{32}', lambda m: names.get(m[0], m[0]), json.dumps(state))
         # the empty state stays: nbconvert, and so GitHub, refuses a notebook without one
-        stored = dict(packed=packed(state), state={}, version_major=2, version_minor=0)
+        stored = dict(packed=packed(json.loads(named)), state={}, version_major=2, version_minor=0)
         nb['metadata']['widgets'] = {_STATE:stored}
+
+def _name_shown(nb):
+    "Name each widget that an output shows after its cell, also where its state was not saved; {old: new}."
+    names = {}
+    for c in nb['cells']:
+        cell = sha1(_src(c['source']).encode()).hexdigest()[:24]
+        views = [o for o in c.get('outputs', []) if _VIEW in o.get('data', {})]
+        for i,o in enumerate(views):
+            view = o['data'].pop(_VIEW)
+            view['model_id'] = names.setdefault(view['model_id'], f'{cell}{i:08x}')
+            o.setdefault('metadata', {})[_VIEW] = view
+    return names
 
 # %% ../../nbs/dev/site.ipynb #3f0b7d11
 _PAGE = 'grpo_nb/page'   # in an output's metadata
