@@ -7,6 +7,7 @@ __all__ = ['strategy_options', 'make_state', 'permutation', 'next_prompt_indices
 
 # %% ../../nbs/run/start.ipynb #c0de0103
 import copy, inspect, random
+import numpy as np
 import torch
 from torch import nn
 from ..parts.registry import ADVANTAGES, option_text, resolve
@@ -30,6 +31,7 @@ def make_state(
 )->TrainState:
     "Seed everything and make optimizer and reference: a run at step 0."
     random.seed(args.seed)
+    np.random.seed(args.seed%2**32)   # the range of its seeds
     torch.manual_seed(args.seed)
     optimizer,scheduler = make_optimizer(model, args)
     return TrainState(model=model, tokenizer=tokenizer, dataset=dataset, reward_funcs=reward_funcs, args=args,
