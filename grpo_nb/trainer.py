@@ -96,7 +96,8 @@ def replace_dead_groups(
     # `s.strategy` comes from `make_strategy`: `Replay`, unless the buffer has size 0
     counted = loss_mask(s, fresh, torch.ones_like(fresh.dead)).any(-1)   # (n, G), answers that the loss sees
     s.in_rollout = not s.strategy.state_dict()   # a strategy with a state may have changed from here on
-    processed = s.strategy.process_batch(fresh, fresh.dead, s.step, size=s.args.num_prompts,
+    own = fresh.with_tensors({k:v.clone() for k,v in fresh.tensors().items()})   # the strategy may change it
+    processed = s.strategy.process_batch(own, own.dead, s.step, size=s.args.num_prompts,
         sample_more=sample_more, counted=counted, **more)
     s.in_rollout = False
     processed.batch = processed.batch.to(s.model.device)
