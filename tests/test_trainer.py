@@ -1,13 +1,13 @@
 "The from-scratch trainer: values of a step, resume to the bit, stops, faults"
-import copy, fcntl, functools, math, os, signal, sys, warnings
+import copy, fcntl, functools, math, os, random, signal, sys, warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
-import pytest, torch
+import numpy as np, pytest, torch
 from grpo_nb.variants import batch_logps as bl
 from grpo_nb import trainer as tr
-from grpo_nb.parts.registry import LOSSES, PRIORITIES, register, resolve
+from grpo_nb.parts.registry import LOSSES, PRIORITIES, STRATEGIES, register, resolve
 from grpo_nb.logps import token_logps
 from grpo_nb.run.signals import Stopped, check_stop, forget_stop, note_stop
 from grpo_nb.run.checkpoints import checkpoint_folders
@@ -17,7 +17,9 @@ from grpo_nb.replay import Replay, decay_with_age, limit_age, limit_uses, score_
 from grpo_nb.run.checks import make_strategy
 from grpo_nb.variants.strategies import AR3PO, DynamicSampling, GFPO, GRESO, NewestReplay
 from grpo_nb.variants.strategy import Keep, ProcessedBatch
-from grpo_nb.variants.token_terms import TokenTermsCallback
+from grpo_nb.variants.token_terms import TokenTermsCallback, add_token_terms
+from grpo_nb.see.readers import diagnose, open_run
+from grpo_nb.see.view import PackedRun
 from grpo_nb.tasks import accuracy_reward, format_reward
 from grpo_nb.tiny_qwen import sample_texts, make_tokenizer, tiny_model
 from small_run import DATA, TOK, cfg, parity, text
@@ -618,6 +620,70 @@ def test_rewards_of_one_name_have_a_column_each(tmp_path):
     assert s.history[0]['rewards/ends/mean']>s.history[0]['rewards/ends_2/mean']
     e = evaluate(s.model, TOK, DATA, pair, max_completion_length=8)
     assert e['rewards']['ends']['mean']>e['rewards']['ends_2']['mean']
+
+def follows(rewards, advantages):
+    "Is no answer's advantage below that of one with less reward, and are they equal where the rewards are?"
+    alive = max(rewards)>min(rewards)
+    return all(a>=b for x,a in zip(rewards, advantages) for y,b in zip(rewards, advantages)
+        if x>y or x==y and not alive)
+
+@pytest.mark.parametrize('name,options', [*((k, {}) for k in STRATEGIES),
+    ('copies', dict(replay_stored_per_fresh=1)), ('replay', dict(replay_stored_per_fresh=1))])
+def test_a_row_of_the_record_holds_no_numbers_of_a_group_that_it_does_not_name(name, options, tmp_path):
+    "Whatever the strategy trained on in a group's place"
+    train(tiny_model(0), TOK, DATA, parity, cfg(strategy=name, output_dir=str(tmp_path), record_tokens=True,
+        **options), callbacks=[TokenTermsCallback()], print_verdict=False)
+    run = open_run(tmp_path)
+    assert run.notes==[] and len(run.rows)==32
+    born = {o['id']:o for o in run.rows if o['id'] is not None}
+    for o in run.rows:
+        new,replaced = o['replacement'],o['outcome'] in ('resampled','replaced','stored')
+        of = born.get(new['id']) if new else None if replaced else o   # of `same_prompt` no row holds it
+        numbers = [o['advantages'], o['ratio_hist'], o['clip_frac'], *((new or o).get(k) for k in
+            ('ratios','terms'))]
+        if replaced and not new: assert numbers==[None]*5
+        if o['outcome']!='stored':
+            assert [*map(len, o['tokens'])]==[*map(len, o['logps'])]==o['n_tokens']
+            assert follows(o['rewards'], o['advantages_before'])
+        if not of or o['outcome']=='stored': continue
+        *_,ratios,terms = numbers
+        seen = of['tokens'] if o['outcome']!='masked' and terms['tokens'][0] else [[]]*4   # by the loss
+        assert terms['tokens']==seen and [*map(len, ratios)]==[*map(len, seen)]
+        assert name=='entropy' and o['dead'] or follows(of['rewards'], o['advantages'])
+    assert dict(dynamic='resampled', copies='replaced', replay='replaced').get(name, 'trained') in {
+        o['outcome'] for o in run.rows}
+    diagnose(run)
+    assert PackedRun(add_token_terms(run)).steps
+
+def test_a_strategy_may_change_its_batch_and_the_record_keeps_what_was_sampled(tmp_path):
+    "By another tensor in its place, or in place"
+    class Halve(Keep):
+        def process_batch(self, batch, dead=None, step=0, **more):
+            dead = self.find_dead(batch, dead)
+            batch.advantages = batch.advantages/2
+            batch.rewards += 1
+            result = self.make_result(batch, dead.clone())
+            dead[:] = True
+            return result
+    def rows(strategy, folder):
+        batches,to = [],tmp_path/folder
+        train(tiny_model(0), TOK, DATA, parity, cfg(strategy=strategy, output_dir=str(to), max_steps=2),
+            callbacks=[lambda s, b: batches.append(b)], print_verdict=False)
+        return read_run(to).rows,batches
+    (plain,_),(halved,batches) = rows('keep', 'plain'),rows(Halve(), 'halved')
+    for a,b in zip(plain, halved, strict=True):
+        for k in ('rewards','advantages_before','dead','completions'): assert a[k]==b[k], k
+        assert b['advantages']==pytest.approx([x/2 for x in a['advantages']])
+    assert batches[0].dead.tolist()==[o['dead'] for o in plain]
+    assert not torch.equal(batches[0].sampled.advantages, batches[0].trained.advantages)
+
+def test_rewards_that_draw_by_any_library_are_the_same_in_equal_runs():
+    def noise(completions, **kw):
+        return [random.random()+np.random.rand()+torch.rand(1).item() for _ in completions]
+    def rewards(seed):
+        s = train(tiny_model(0), TOK, DATA, noise, cfg(max_steps=4, seed=seed), print_verdict=False)
+        return [o['reward'] for o in s.history]
+    assert rewards(1)==rewards(1)!=rewards(2**40-1)   # larger than any seed of numpy's own
 
 # ---- what rewards are told, and what they log
 

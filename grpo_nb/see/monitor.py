@@ -29,6 +29,7 @@ from ..run.signals import output_is_file
 from ..run.state import TrainState
 from .readers import judge_run
 from .verdict import warnings_now
+from ..variants.strategy import REPLACED
 
 # %% ../../nbs/see/monitor.ipynb #d61fe6ca
 def _group_ratios(updates, n, each=False):
@@ -57,7 +58,9 @@ def record_batch(
     A,n = processed.batch.advantages,fresh.rewards.shape[0]
     if A.ndim==3: A = masked_mean(A, processed.batch.completion_mask, -1)
     ratios = _group_ratios(batch.updates, len(A), s.args.record_tokens)
-    records = [o|r for o,r in zip(processed.records, ratios)]
+    unnamed = dict(advantages=None, terms=None)   # numbers of a group that the row does not name
+    records = [o|(unnamed if o.get('outcome') in REPLACED and not o.get('replacement') else r)
+        for o,r in zip(processed.records, ratios)]
     reasons = dead_reason(fresh.rewards, s.args.dead_tolerance, dead=batch.dead)
     ask = 'terms' in batch.updates[0]
     tokens = sampled_tokens(s.tokenizer, fresh) if s.args.record_tokens or ask else {}

@@ -153,6 +153,7 @@ def size_note(
     groups:list,  # of the record
 )->str:           # '' if they are of one size
     "How many groups have another size than most."
+    groups = [o for o in groups if o.get('outcome')!='stored']   # of these the texts may not be on record
     sizes = Counter(len(o['rewards']) for o in groups)
     usual,n = sizes.most_common(1)[0] if sizes else (0, 0)
     if n==len(groups) or 2*n<len(groups): return ''
