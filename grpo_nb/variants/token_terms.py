@@ -19,6 +19,7 @@ from ..parts.registry import LOSSES, parameter_names
 from ..run.callbacks import TrainCallback
 from ..run.state import TrainState
 from .batch_logps import current_logps_and_entropy
+from .strategy import REPLACED
 
 # %% ../../nbs/variants/token_terms.ipynb #e77a3842
 def token_terms(
@@ -93,7 +94,7 @@ def add_token_terms(
         # tokens of a tool have no log-prob
         pairs = zip(o.get('logps') or [], o.get('tokens') or [])
         if any(p and (None in p or len(p)!=len(w)) for p,w in pairs): return False
-        return known and not o.get('terms') and not o.get('replacement')
+        return known and not o.get('terms') and o.get('outcome') not in REPLACED
     silent = {s:rows for s,rows in run.by_step.items() if all(map(can, rows))}
     per = max((len(rows) for rows in silent.values()), default=1)
     settings,named = _recorded_settings(run)
