@@ -16,7 +16,7 @@ from ..parts.groups import Groups, ReplayCounts, dead_groups, group_scores
 from ..parts.registry import STRATEGIES, register
 
 # %% ../../nbs/variants/strategy.ipynb #05d2910f
-REPLACED = 'replaced','resampled','stored'   # outcomes: another group was trained on, or none was sampled here
+REPLACED = 'replaced','resampled','stored'   # outcomes: a group other than the sampled one was trained on
 
 @dataclass
 class ProcessedBatch:
