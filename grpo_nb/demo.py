@@ -14,6 +14,7 @@ from torch.nn import Module
 from .parts.files import save_json
 from .parts.versions import versions
 from .parts.row_checks import Tokenizer
+from .parts.setting_checks import require
 from .run.reading import read_run
 from .see.view import write_report
 from .see.readers import judge_run
@@ -52,6 +53,7 @@ def demo(
     d = DEMOS[model]
     given = {} if max_steps is None else dict(max_steps=max_steps)
     n_problems = d['n_problems'] if n_problems is None else n_problems
+    require('n_problems', n_problems, n_problems>=1, '1 or more')
     kind = 'demo' if replay_buffer_size else 'plain'
     name = f'{kind}-{seed}' if model=='tiny' else f'{model}-{kind}-{seed}'
     folder = require_empty_dir(output_dir) if output_dir else next_folder(f'runs/{name}')

@@ -72,6 +72,16 @@ def mine(solved, tmp_path): return Path(shutil.copytree(solved, tmp_path/'mine')
 
 # --- the folder
 
+def test_a_folder_that_could_not_be_written_whole_is_not_there(tmp_path, monkeypatch):
+    write = Path.write_text
+    def full(self, *args, **kwargs):
+        if self.name=='handout.ipynb': raise OSError(28, 'No space left on device')
+        return write(self, *args, **kwargs)
+    with monkeypatch.context() as m, pytest.raises(OSError, match='No space'):
+        m.setattr(Path, 'write_text', full)
+        make(tmp_path/'ada')
+    assert not (tmp_path/'ada').exists()
+
 def test_a_folder_is_made_and_what_is_there_already_is_left_alone(tmp_path):
     made = make(tmp_path/'new'/'ada')
     assert sorted(str(f.relative_to(tmp_path/'new'/'ada')) for f in (tmp_path/'new').rglob('*.*'))==made
@@ -733,7 +743,8 @@ def test_the_command_makes_and_grades(tmp_path, solved, capsys):
     assert capsys.readouterr().out==f"4 files in {tmp_path/'new'}: begin with README.md\n"
     main(['class', 'grade', str(solved), '--sets', 'A'])
     assert capsys.readouterr().out=='A  the sampler and the mask: 25 of 25\n'
-    for words in (['make', str(tmp_path/'new')], ['grade', str(tmp_path)], ['praise', 'x']):
+    for words in (['make', str(tmp_path/'new')], ['grade', str(tmp_path)], ['praise', 'x'],
+            ['make', str(tmp_path/'other'), '--checklist', 'mine.md']):
         with pytest.raises(SystemExit): main(['class', *words])
         err = capsys.readouterr().err
         assert err.startswith('grpo_nb class: ') and len(err.splitlines())==1, err

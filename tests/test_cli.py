@@ -261,6 +261,11 @@ def test_a_named_task_is_held_out_by_the_file_and_asked_as_chat_if_it_shall(mine
     (mine/'sums').mkdir()   # a folder of that name changes nothing
     assert _problems('sums', None, 6, 0, False, **columns)[0]['prompt']==train['prompt']
 
+def test_a_demo_without_held_out_problems_names_the_option(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit): main(['demo', '--n_problems', '0'])
+    assert '`n_problems` is 0' in capsys.readouterr().err and not [*tmp_path.iterdir()]
+
 def test_the_demo_measures_trains_and_leaves_its_folder(tmp_path, capsys):
     s = demo(seed=3, output_dir=str(tmp_path/'run'), max_steps=8, n_problems=60, disable_tqdm=True)
     assert json.loads((tmp_path/'run'/'summary.json').read_text())==json.loads(json.dumps(s))

@@ -8,7 +8,7 @@ __all__ = ['TITLES', 'FOUR_WEEKS', 'SITE', 'MAX_SEED', 'FIELDS', 'handout', 'spl
            'rollouts_from_text', 'open_fields', 'plan_digest', 'class_command']
 
 # %% ../../nbs/teach/classroom.ipynb #575ddee4
-import ast, hashlib, json, os, re, subprocess, sys, tempfile
+import ast, hashlib, json, os, re, shutil, subprocess, sys, tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TYPE_CHECKING
@@ -87,9 +87,13 @@ def make(
         files,nb = split_handout(handout(k), seed)
         written |= {f'{k}/{name}':text for name,text in files.items()}
         written[f'{k}/handout.ipynb'] = json.dumps(nb, indent=1, ensure_ascii=False)+'\n'
-    for name,text in written.items():
-        (root/name).parent.mkdir(parents=True, exist_ok=True)
-        (root/name).write_text(text, encoding='utf-8')
+    try:
+        for name,text in written.items():
+            (root/name).parent.mkdir(parents=True, exist_ok=True)
+            (root/name).write_text(text, encoding='utf-8')
+    except OSError:   # a full disk: half a folder would be refused as somebody's
+        shutil.rmtree(root, ignore_errors=True)
+        raise
     return sorted(written)
 
 def _check_seed(seed):
@@ -316,6 +320,7 @@ def class_command(
     checklist:str|None=None, # grade: the list of set D with a reader's ticks
 )->None:
     "Make a student's folder, or grade one: `grpo_nb class make OUT`, `grpo_nb class grade FOLDER`."
+    if what=='make' and checklist: raise ValueError('--checklist is for `class grade`: make writes one')
     if what=='make': print(f'{len(make(folder, sets, seed))} files in {folder}: begin with README.md')
     elif what=='grade': print('\n'.join(score_lines(grade(folder, sets, seed, checklist))))
     else: raise ValueError(f'class {what}: needs make or grade')
