@@ -1,5 +1,5 @@
 "Log-probs, entropies and KL: against loops without padding, TRL's code, finite differences and exact sums"
-import functools, math, tempfile
+import functools, math
 import pytest, torch
 from dataclasses import replace
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -319,46 +319,6 @@ def test_estimates_by_hand_and_never_negative():
 def test_kl_gradients_agree_with_finite_differences(kind):
     lp,rf = (-torch.rand(2,3,4, generator=gen(s), dtype=torch.float64) for s in (0,1))
     assert torch.autograd.gradcheck(lambda x: kl_estimate(x, rf, kind), (lp.requires_grad_(),))
-
-@functools.lru_cache
-def trl_trainer():
-    import trl_tiny
-    from trl import GRPOConfig, GRPOTrainer
-    args = GRPOConfig(output_dir=tempfile.mkdtemp(prefix='run'), per_device_train_batch_size=4,
-                      num_generations=4, max_completion_length=6, beta=1.0, temperature=0.8,
-                      loss_type='bnpo', report_to='none', use_cpu=True, bf16=False,
-                      gradient_checkpointing=False)
-    t = GRPOTrainer(model=trl_tiny.folder(), reward_funcs=trl_tiny.n_red, args=args,
-                    train_dataset=trl_tiny.data(), processing_class=trl_tiny.tokenizer())
-    t.model.train()
-    t.current_gradient_accumulation_steps = 1
-    return t
-
-def trl_batch(B=2, G=4, P=5, T=6, seed=0):
-    V = trl_trainer().model.config.vocab_size
-    o = batch(B, G, P, T, seed)
-    cm = o.completion_mask.clone()
-    cm[...,0] = True
-    return replace(o, prompt_ids=o.prompt_ids%V, completion_ids=o.completion_ids%V, completion_mask=cm)
-
-def trl_inputs(o, **kw):
-    B,G,T = o.completion_ids.shape
-    q,qm = (x.repeat_interleave(G, 0) for x in (o.prompt_ids, o.prompt_mask.long()))
-    c,cm = (x.view(B*G, T) for x in (o.completion_ids, o.completion_mask.long()))
-    return dict(prompt_ids=q, prompt_mask=qm, completion_ids=c, completion_mask=cm,
-                num_items_in_batch=o.completion_mask.sum(), **kw)
-
-@pytest.mark.parametrize('seed', range(3))
-def test_logps_and_entropies_are_those_of_trl(seed):
-    t,o = trl_trainer(),trl_batch(seed=seed)
-    i = trl_inputs(o)
-    ids,mask = (torch.cat([i[f'prompt_{k}'], i[f'completion_{k}']], 1) for k in ('ids', 'mask'))
-    with torch.no_grad():
-        a,H,_ = t._get_per_token_logps_and_entropies(t.model, ids, mask, o.completion_ids.shape[2],
-                                                     compute_entropy=True)
-        ours = token_logps(t.model, o, .8, entropy=True)
-    assert_tensor(ours[0], a.view_as(ours[0]), 1e-5)
-    assert_tensor(ours[1], H.view_as(ours[1]), 1e-5)
 
 ones,none = torch.ones,torch.zeros(2).long()
 WRONG = {

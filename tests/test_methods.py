@@ -37,12 +37,6 @@ def test_keep_and_mask_by_value():
             and k.metrics['replay/unreplaced'] == 2
             and m.metrics['replay/live_after'] == pytest.approx(1 / 3))
 
-def test_a_group_never_meets_itself_in_the_step_it_was_made():
-    m = Replay(64)
-    for s in range(30):
-        t = m.process_batch(batch([MIXED, DEAD0, DEAD1, [1.,1,0,1]], seed=s, step=s), step=s)
-        assert [o for o in t.records if not (o['replacement'] is None or o['replacement']['step']<s)]==[]
-
 def test_replay_fills_what_it_can_and_says_what_it_did():
     m = Replay(8, seed=1)
     old = batch([MIXED], seed=1, step=3, keys=[42])

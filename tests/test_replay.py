@@ -1,9 +1,8 @@
 "The replay buffer and its strategy, by value, against slow models and exact sums."
-import io, itertools, json, math, random, weakref
+import itertools, math, random, weakref
 from dataclasses import replace
 from types import SimpleNamespace
 import pytest, torch
-from safetensors.torch import save as st_save, load as st_load
 from grpo_nb.parts.tensors import test_tensor as assert_tensor
 from grpo_nb.generation import Rollouts
 from grpo_nb.replay import Replay, ReplayBuffer, pack_groups, insert_stored
@@ -37,12 +36,6 @@ def test_d4_equal_scores_never_compare_what_is_stored():
     b = ReplayBuffer(3)
     for i in range(50): b.add([1., 1.], [dict(x=torch.tensor([i, 1])), dict(x=torch.tensor([i, 2]))])
     assert sorted(e.data['x'][0].item() for e in b)==[48, 49, 49]   # of equals the newest stay
-
-def test_d5_the_prompt_is_cut_on_the_left_where_its_padding_is():
-    x = batch([MIXED], P=4)
-    x = Rollouts(torch.tensor([[0, 0, 7, 8]]), torch.tensor([[0, 0, 1, 1]]).bool(), x.completion_ids,
-                 x.completion_mask, x.old_logps, x.rewards, x.advantages)
-    assert pack_groups(x, [0])[0]['prompt_ids'].tolist()==[7, 8]
 
 def test_d6_a_buffer_of_size_0_changes_nothing():
     b = ReplayBuffer(0)
@@ -274,46 +267,6 @@ def _same_future(a, b, step, rng):
 
 # ---- state ---------------------------------------------------------------------------------------
 
-def tensors_apart(o, out):
-    "The state as JSON beside named tensors, as a trainer may save it."
-    if isinstance(o, torch.Tensor): out[k := f't{len(out)}'] = o.clone(); return dict(T=k)
-    if isinstance(o, dict): return dict(D={k:tensors_apart(v, out) for k,v in o.items()})
-    return [tensors_apart(v, out) for v in o] if isinstance(o, list) else o
-
-def tensors_back(o, t):
-    if isinstance(o, dict): return t[o['T']] if 'T' in o else {k:tensors_back(v, t) for k,v in o['D'].items()}
-    return [tensors_back(v, t) for v in o] if isinstance(o, list) else o
-
-@pytest.mark.parametrize(
-    'opts',
-    [
-        dict(),
-        dict(age_decay=3.0),
-        dict(age_limit=7, max_uses=3),
-        dict(priority='uniform'),
-        dict(priority='recency', age_limit=9),
-    ],
-)
-@pytest.mark.parametrize('way', ['torch', 'safetensors'])
-def test_a_saved_replay_goes_on_bit_for_bit(opts, way):
-    a = Replay(12, same_prompt_first=True, seed=5, **opts)
-    one = lambda s: batch([MIXED, DEAD0, [1.0, 0, 1, 1], DEAD1], seed=s, step=s,
-                          keys=[s % 5, 1, (s + 2) % 5, 3], ref=True)
-    for s in range(15): a.process_batch(one(s), step=s)
-    if way=='torch':
-        f = io.BytesIO(); torch.save(a.state_dict(), f); f.seek(0)
-        state = torch.load(f, weights_only=True)
-    else:
-        out = {}
-        text = json.dumps(tensors_apart(a.state_dict(), out))
-        state = tensors_back(json.loads(text), st_load(st_save(out)))
-    b = Replay(12, same_prompt_first=True, seed=99, **opts)
-    b.load_state_dict(state)
-    for s in range(15, 40):
-        x,y = (o.process_batch(one(s), step=s) for o in (a, b))
-        assert x.records==y.records and x.metrics==y.metrics
-        for k,v in x.batch.tensors().items(): assert torch.equal(v, getattr(y.batch, k))
-
 def test_a_state_of_other_options_is_refused():
     with pytest.raises(ValueError, match='max_size=4'):
         ReplayBuffer(5).load_state_dict(ReplayBuffer(4).state_dict())
@@ -419,14 +372,6 @@ def test_groups_that_are_put_joined_and_cut_are_those_of_plain_lists(seed):
     want,fresh = described(x),[(o, (k, s, True)) for o,(k,s,_) in described(new)]
     want[at[0]] = fresh[0]
     assert described(insert_stored(x, torch.tensor(at[:1]), drawn[:1], drawn[1:]))==want+fresh[1:len(some)]
-
-def test_token_and_group_advantages_mix_in_one_batch():
-    x = batch([MIXED, [1.,1,0,0]])
-    y = replace(x, advantages=x.advantages[...,None]*torch.rand(x.old_logps.shape)*x.completion_mask)
-    z = y.unpack([pack_groups(x, [0])[0], pack_groups(y, [1])[0]])
-    assert_tensor(z.advantages[0], x.advantages[0][:,None]*z.completion_mask[0])
-    t = insert_stored(x, torch.tensor([0]), [type('E', (), dict(data=pack_groups(y, [1])[0]))()])
-    assert_tensor(t.advantages[1], x.advantages[1][:,None]*t.completion_mask[1])
 
 def test_packed_groups_are_int32_float32_cpu_and_in_memory_of_their_own():
     x = batch([MIXED, MIXED], P=9, T=9)

@@ -340,7 +340,7 @@ def test_the_rate_is_the_best_mean_of_its_family_and_only_of_complete_tries():
 
 # ---- the study of the pretrained model
 
-REAL = PAGE.with_name('registration_real.qmd')
+REAL,SCALED = PAGE.with_name('registration_real.qmd'),PAGE.with_name('registration_real_scaled.qmd')
 
 def real_table(plan, lead, seed=0):
     "A row for each job of the plan; `lead`: what an arm has at a rate beyond plain GRPO"
@@ -364,19 +364,13 @@ def test_the_claims_on_the_pretrained_model_are_paired_by_seed_over_both_tasks()
     assert len(real_claims(df[1:], plan))==0                                      # one run is missing
     assert len(real_claims(df.assign(error=['broke', *df.error[1:]]), plan))==0   # or has failed
 
-def test_the_claims_of_its_stored_rows_are_those_of_a_second_count():
-    rows = PAGE.parent/'rows'/'real_study.csv'
-    t = real_claims(read_rows(rows, ('registered',)), real_plan(REAL))
-    second = recount_real(rows, REAL)
-    assert t[['diff','diff_ci','p','holm']].to_numpy()==pytest.approx(np.array(second), abs=1e-6)
-
-@pytest.mark.parametrize('part', ['first',None])
-def test_the_claims_beside_a_scaled_step_are_those_of_a_second_count(part):
-    rows,page = PAGE.parent/'rows'/'real_scaled.csv',PAGE.with_name('registration_real_scaled.qmd')
+@pytest.mark.parametrize('name,part', [('study',None), ('scaled','first'), ('scaled',None)])
+def test_the_claims_of_its_stored_rows_are_those_of_a_second_count(name, part):
+    rows,page = PAGE.parent/'rows'/f'real_{name}.csv',REAL if name=='study' else SCALED
     plan = real_plan(page)
     t = real_claims(read_rows(rows, ('registered',)), first_part(plan) if part else plan)
-    second = recount_real(rows, page, part)
-    assert t[['diff','diff_ci','p','holm']].to_numpy()==pytest.approx(np.array(second), abs=1e-6)
+    second = np.array(recount_real(rows, page, part))
+    assert t[['diff','diff_ci','p','holm']].to_numpy()==pytest.approx(second, abs=1e-6)
 
 def gpu_table(plan, lead=0., noise=.001, seed=0):
     "Best rates in the pilot are 1e-5, 2e-5 and 5e-6; `lead`: of replay at twice a task's center"
@@ -465,7 +459,7 @@ def test_a_run_of_it_counts_each_batch_before_its_update_and_no_problem_twice(mo
     assert [o.args.learning_rate for o in seen]==[1e-5]*3
 
 def test_a_plan_with_a_first_part_runs_and_counts_it_first():
-    plan = real_plan(PAGE.with_name('registration_real_scaled.qmd'))
+    plan = real_plan(SCALED)
     first,jobs = rt.first_part(plan),real_jobs(plan)
     assert jobs[:160]==real_jobs(first) and len(jobs)==288==len({tuple(o.values()) for o in jobs})
     def row(o):   # the last point lies beyond the tokens that count
