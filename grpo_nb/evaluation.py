@@ -6,7 +6,7 @@
 __all__ = ['sample_completions', 'pass_at_k', 'reward_summary', 'evaluate']
 
 # %% ../nbs/06_evaluation.ipynb #ff562b2c
-import math
+import math, warnings
 from typing import Any
 import torch
 from torch import Tensor, nn
@@ -114,4 +114,5 @@ def evaluate(
         if k:
             each = [pass_at_k(n, c, min(k, n)) for n,c in zip(judged, right) if n]
             res[f'pass@{k}'] = sum(each)/len(each)
+    elif k: warnings.warn(f'no pass@{k}: the rewards of {names[0]!r} are not 0 or 1 alone')
     return res

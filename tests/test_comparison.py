@@ -69,6 +69,8 @@ def test_means_and_differences_are_those_of_scipy(ran):
     assert result['diff']['b']==pytest.approx(sum(d)/3) and result.diff_ci['b']==pytest.approx(far*sem(d))
     assert result.p['b']==pytest.approx(ttest_rel(x['b'], x['a']).pvalue)
     assert result.index[0]=='b'   # the best comes first
+    with pytest.raises(ValueError, match="no runs of the baseline 'nnoe'; there are .'a', 'b'"):
+        c.compare(c.compare_seeds(WAYS, 3), 'spell_backward', 'nnoe', 'area')
 
 def test_two_rows_of_one_seed_are_no_comparison(ran):
     df = c.compare_seeds(WAYS, 2)

@@ -105,6 +105,11 @@ def test_a_seed_gives_the_same_answers_and_the_best_token_needs_none(tiny):
     short = texts(max_completion_length=1)
     assert all(len(tiny[1](o)['input_ids'])<=1 for o in short)
 
+def test_a_graded_reward_has_no_pass_at_k_and_says_so(tiny):
+    def graded(completions, **kw): return [.5]*len(completions)
+    with pytest.warns(UserWarning, match="no pass@2: the rewards of 'graded' are not 0 or 1 alone"):
+        evaluate(*tiny, [dict(prompt='1+1=')], graded, num_samples=2, k=2, max_completion_length=3)
+
 def test_more_answers_than_are_sampled_can_not_be_asked_for():
     with pytest.raises(ValueError, match='pass@8 needs 8 samples of a problem: `num_samples` is 1'):
         evaluate(None, None, [], [], k=8)

@@ -11,8 +11,10 @@ def test_only_common_seeds_count_and_one_decides_nothing():
 def test_p_is_that_of_the_paired_t_test():
     from scipy.stats import ttest_rel
     x,y = pd.Series([.5,.6,.72,.4]),pd.Series([.4,.5,.6,.35])
-    assert math.isclose(paired_difference(x, y)['p'], ttest_rel(x, y).pvalue) and paired_difference(x, x)[
-        'p']==1
+    assert math.isclose(paired_difference(x, y)['p'], ttest_rel(x, y).pvalue)
+    assert paired_difference(x, x)['p']==1
+    same = paired_difference(pd.Series([.5, .75]), pd.Series([.25, .5]))   # t is infinite
+    assert (same['p'], same['verdict'])==(0, 'better')
 
 def test_holm_is_the_step_down_rule_by_a_slow_loop():
     g = torch.Generator().manual_seed(0)

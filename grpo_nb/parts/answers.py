@@ -50,7 +50,7 @@ def read_number(
     plain = lambda s: re.sub('[, ]', '', s)
     try: x = Fraction(f'{m[1]}{plain(m[2])}e{m[3] or 0}')/Fraction(plain(m[4] or '1'))
     except (ValueError, ZeroDivisionError): return None
-    return ({x, x/100} if m[5]=='%' else {x}), (m[5] or '').strip('%').lower().rstrip('s')
+    return ({x, x/100} if m[5]=='%' else {x}), re.sub(r'(?<=\w\w)s$', '', (m[5] or '').strip('%').lower())
 
 def answers_match(
     text:str,    # the model's answer

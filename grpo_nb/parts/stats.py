@@ -70,5 +70,5 @@ def paired_difference(
     n = len(d)
     if n<2: return dict(n=n, diff=float(d.mean()), diff_ci=np.nan, p=np.nan, verdict='undecided')
     m,h = mean_ci(d.tolist())
-    p = float(ttest_rel(x[d.index], y[d.index]).pvalue) if d.std() else 1.
+    p = float(ttest_rel(x[d.index], y[d.index]).pvalue) if d.std() else float(m==0)   # all the same
     return dict(n=n, diff=m, diff_ci=h, p=p, verdict='better' if m>h else 'worse' if -m>h else 'undecided')

@@ -140,11 +140,13 @@ def compare(
 )->pd.DataFrame:        # a row per arm, best first
     """Mean of `metric` with its 95 % interval over seeds, and the paired difference to the baseline.
 
-    ValueError for a regime without runs, and where an arm has two rows for a seed.
+    ValueError for a regime or a baseline without runs, and where an arm has two rows for a seed.
     """
     regimes = [regimes] if isinstance(regimes, str) else list(regimes)
     d = _finished(df[df.regime.isin(regimes)])
     if not len(d): raise ValueError(f'no runs of {regimes}; there are {sorted(df.regime.unique())}')
+    if baseline not in set(d.arm):
+        raise ValueError(f'no runs of the baseline {baseline!r}; there are {sorted(d.arm.unique())}')
     wide = by_seed(d, metric)
     def over(a): return wide[a].reindex(columns=regimes).mean(axis=1, skipna=False)
     means = pd.DataFrame({a:over(a) for a in d.arm.unique()})
@@ -153,7 +155,7 @@ def compare(
         x = means[a].dropna()
         if not len(x): continue
         m,h = mean_ci(x.tolist())
-        diff = paired_difference(means[a], means[baseline]) if a!=baseline and baseline in means else {}
+        diff = paired_difference(means[a], means[baseline]) if a!=baseline else {}
         did = {k:d[d.arm==a][k].mean() for k in ('live','age','ess','steps') if k in d}
         rows.append(dict(arm=a, seeds=len(x), mean=m, ci=h) | {k:v for k,v in diff.items() if k!='n'} | did)
     return pd.DataFrame(rows).sort_values('mean', ascending=False).set_index('arm')
