@@ -118,7 +118,7 @@ def compare_seeds(
 # %% ../../nbs/research/comparison.ipynb #ce0eaf8e
 def _finished(df):
     "The rows of runs that did not fail: their `error`, if there is such a column, is empty."
-    return df[df.error.fillna('')==''] if 'error' in df else df
+    return df[df.error.isna()|(df.error=='')] if 'error' in df else df
 
 def by_seed(
     df:pd.DataFrame, # rows of a comparison or a study
