@@ -202,8 +202,8 @@ def test_each_folder_has_a_seed_of_its_own(tmp_path):
     assert folder_seed(tmp_path/'eva'/'A')==folder_seed(tmp_path/'eva'/'C')==41
 
 @pytest.mark.parametrize('line,seed', [('SEED = 1_2 # mine', 12), ('SEED: int = 12', 12),
-    ('SEED = 3\nSEED = 12', 12), *((o, None) for o in ('', 'SEED = 3.5', 'SEED = "7"', 'SEED = 2*3',
-    'SEED = -1', 'SEED = 1000000000000', 'def f():\n    SEED = 5'))])
+    ('SEED = 3\nSEED = 12', 12), ('SEED = 100000000', 100_000_000), *((o, None) for o in ('', 'SEED = 3.5',
+    'SEED = "7"', 'SEED = 2*3', 'SEED = -1', 'SEED = 100000001', 'def f():\n    SEED = 5'))])
 def test_a_seed_is_read_and_one_that_is_missing_is_named(tmp_path, monkeypatch, line, seed):
     make(tmp_path/'ada', ['A', 'D'], seed=4)
     file = tmp_path/'ada'/'A'/'adapters.py'
