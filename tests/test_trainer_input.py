@@ -48,7 +48,7 @@ def test_a_home_folder_is_written_as_in_a_shell(tmp_path, monkeypatch):
         (dict(dataset=DatasetDict(train=rows)), r"the dataset is a DatasetDict, needs .*ds\['train'\]"),
         (dict(dataset=rows.to_pandas()), 'the dataset is a DataFrame, needs'),
         (dict(eval_dataset=iter(rows), eval_steps=2), '`eval_dataset`: the dataset is a .*, needs'),
-        (dict(strategy=Replay(8), replay_buffer_size=16), "`replay_buffer_size` is 16, strategy 'replay'"),
+        (dict(strategy=Replay(8), replay_buffer_size=0), "`replay_buffer_size` is 0, strategy 'replay'"),
         (dict(strategy=GFPO(scale='none')), "`scale_rewards` is 'group', but strategy 'gfpo' .* 'none'"),
         (dict(strategy=AR3PO(), scale_rewards='none'), "`scale_rewards` is 'none', .* 'group'"),
         (dict(strategy='same_prompt', advantages='maxrl'), "`advantages` is 'maxrl', .* 'grpo'"),

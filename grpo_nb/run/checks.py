@@ -86,7 +86,7 @@ def _check_replay(strategy, args):
             "use 'replay' (with a buffer) or 'copies', or give `stored_per_fresh` to your own")
     buffer,usual = getattr(strategy, 'buffer', None),TrainConfig.__dataclass_fields__
     follows = {k:getattr(buffer, k, None) for k in ('priority','age_limit','max_uses')}
-    if hasattr(buffer, 'max_size'): follows['buffer_size'] = buffer.max_size
+    if not args.replay_buffer_size: follows['buffer_size'] = getattr(buffer, 'max_size', 0)   # off means off
     for k,v in follows.items():
         setting = getattr(args, f'replay_{k}')
         if callable(setting): setting = function_name(setting)   # a priority
