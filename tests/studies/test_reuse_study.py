@@ -24,18 +24,18 @@ def stacked(arm, **settings):
     return [dict(regime=r, arm=arm, seed=s, source='', learning_rate=l, settings=json.dumps(o))
         for r,s,l in runs]
 
-@pytest.mark.parametrize('arm', ['plain','replay_default','big3','stored3','stored6_moment'])
+@pytest.mark.parametrize('arm', ['plain','mu3','replay_both','copies_clip','stored_weight','filter',
+    'ngrpo','zvp','popo','stored_moment','left_out','default_no_clip','plain_warmup','default_warmup','scaled',
+    'replay_scaled_after','resample','skip_dead','replay_default','big3','stored3','stored6_moment'])
 def test_a_stack_of_several_rates_and_starts_is_the_same_runs_made_alone(untaught, arm):
     job = stacked(arm)
     company = bare(run_stack(job, 'cpu'))
-    alone = [bare(run_stack(o, 'cpu'))[0] for o in job]
-    assert company==alone
-    assert len({o['curve'] for o in company})==4
-
-def test_steps_per_batch_of_the_new_arms(untaught):
-    for arm,n in dict(replay_default=1, big3=9, stored3=3, mu6=6, big6=36, stored6=6).items():
-        o = run_stack(stacked(arm, budget=600)[0], 'cpu')[0]
-        assert o['steps']==n*o['batches'], arm
+    assert company==[bare(run_stack(o, 'cpu'))[0] for o in job]
+    use = USES[arm]
+    if not use.warmup and use.scale_lr=='none' and use.rounds==1:   # at so low a rate all end at once
+        assert len({o['curve'] for o in company})==4
+        assert len({o['batches'] for o in company})>1 or arm=='big3'   # one batch is its budget
+    for o in company: assert o['tokens']>=700 and json.loads(o['curve'])[-1]['tokens']==o['tokens']
 
 def test_measures_of_many_runs_at_once_are_those_of_one_after_another(untaught, monkeypatch):
     "On a GPU all runs that are due are measured by one pass"
