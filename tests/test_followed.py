@@ -4,7 +4,7 @@ import pytest, torch
 from grpo_nb.parts.registry import STRATEGIES
 from grpo_nb.tiny_qwen import tiny_model
 from grpo_nb.trainer import train
-from small_run import DATA, TOK, cfg, parity
+from small_run import DATA, TOK, cfg
 
 def longer(completions, **kw): return [float(len(o)) for o in completions]
 
