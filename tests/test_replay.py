@@ -3,6 +3,7 @@ import itertools, math, random, weakref
 from dataclasses import replace
 from types import SimpleNamespace
 import pytest, torch
+from grpo_nb.parts.groups import ReplayCounts, reward_std
 from grpo_nb.parts.tensors import test_tensor as assert_tensor
 from grpo_nb.generation import Rollouts
 from grpo_nb.replay import Replay, ReplayBuffer, pack_groups, insert_stored
@@ -423,3 +424,28 @@ def test_what_has_left_in_a_step_is_known_until_the_next():
     m.process_batch(batch([MIXED]), step=0)
     records = m.process_batch(batch([MIXED, DEAD0], seed=1), step=1).records
     assert records[0]['evicted']==[0] and 'evicted' not in records[1]
+
+def test_what_is_stored_has_its_id_in_the_record_and_a_group_without_a_counted_token_is_not_stored():
+    m,x = Replay(8),batch([MIXED, [1.,1,0,0], DEAD0])
+    counted = torch.ones(3, 4).bool()
+    counted[0] = False
+    out = m.process_batch(x, counted=counted)
+    assert [o['id'] for o in out.records]==[None, 0, None] and [e.prompt_key for e in m.buffer]==[1]
+    assert [o['id'] for o in m.process_batch(x, step=1).records]==[1, 2, None]
+    assert [e.id for e in m.buffer]==[0, 1, 2]
+
+def test_recency_begins_each_draw_with_the_newest():
+    b = ReplayBuffer(4, 'recency')
+    b.add([1.]*3, ['a','b','c'], 0)
+    for _ in range(2): assert b.sample(5)==['c','b','a','c','b']
+
+def test_ages_of_two_processes_of_which_one_drew_nothing():
+    usual = dict(fresh=1, dead=0, replaced=0, unreplaced=0, live=1, trained=1, unique_prompts=1)
+    old = SimpleNamespace(age=0, uses=1)
+    both = ReplayCounts.of([old], **usual)+ReplayCounts.of([], **usual)
+    assert both.metrics()['age_max']==0 and 'age_max' not in ReplayCounts.of([], **usual).metrics()
+
+def test_the_mean_deviation_is_that_of_groups_with_two_rewards():
+    nan = math.nan
+    assert reward_std(torch.tensor([[1., 0.], [nan, 1.]]))==pytest.approx(.5**.5)
+    assert reward_std(torch.tensor([[nan, 0.], [nan, nan]]))==0
