@@ -19,7 +19,7 @@ from grpo_nb.variants.strategies import AR3PO, DynamicSampling, GFPO, GRESO, New
 from grpo_nb.variants.strategy import REPLACED, Keep, ProcessedBatch
 from grpo_nb.variants.token_terms import TokenTermsCallback, add_token_terms
 from grpo_nb.see.readers import diagnose, open_run
-from grpo_nb.see.view import PackedRun
+from grpo_nb.see.view import CELLS, PackedRun, _cell_of
 from grpo_nb.tasks import accuracy_reward, format_reward
 from grpo_nb.tiny_qwen import sample_texts, make_tokenizer, tiny_model
 from small_run import DATA, TOK, cfg, parity, text
@@ -656,6 +656,10 @@ def test_a_row_of_the_record_holds_no_numbers_of_a_group_that_it_does_not_name(n
     for o in run.rows:   # as without the callback: what is added later comes from the row's own texts too
         for x in (o, o['replacement'] or {}): x.pop('terms', None)
     assert not any(o.get('terms') for o in add_token_terms(run).rows if o['outcome'] in REPLACED)
+    names = list(CELLS)
+    for o in run.rows:
+        replaced = names[_cell_of(o)].endswith('_replaced')
+        assert replaced==(o['outcome'] in ('resampled','replaced') or bool(o['dead'] and o['replacement']))
     assert PackedRun(run).steps
 
 def test_a_strategy_may_change_its_batch_and_the_record_keeps_what_was_sampled(tmp_path):

@@ -23,6 +23,7 @@ from .readers import judge_run, open_run
 from .readers.groups import finite_values, reward_scale
 from .readers.history import history_rows
 from .verdict import evaluation_measures
+from ..variants.strategy import REPLACED
 
 # %% ../../nbs/see/view.ipynb #aa38b74d
 CELLS = {o['key']:code for code,o in enumerate(page_table()['cells'])}   # living, right, right_replaced, …
@@ -32,7 +33,8 @@ def _cell_of(row):
     if row.get('outcome')=='stored': return CELLS['stored']
     if not row.get('dead'): return CELLS['living']
     why = {'all-right':'right', 'all-wrong':'wrong'}.get(row.get('dead_reason'), 'alike')
-    return CELLS[why if row.get('replacement') is None else f'{why}_replaced']
+    replaced = row.get('replacement') is not None or row.get('outcome') in REPLACED
+    return CELLS[f'{why}_replaced' if replaced else why]
 
 # %% ../../nbs/see/view.ipynb #3f76ab2b
 def stored_groups(

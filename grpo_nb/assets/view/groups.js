@@ -73,7 +73,8 @@ export class Groups {
 
   list(rows, s) {                      // rebuilt only when the step or its content has changed
     const {selection: o, run} = this, mode = o.isWhatIf ? `what if: ${o.version.name}` : run.correction;
-    const dead = rows.filter(r => o.cell(s, r.group).dead).length, came = rows.filter(r => o.cameIn(s, r.group) >= 0).length;
+    const dead = rows.filter(r => o.cell(s, r.group).dead).length;
+    const came = rows.filter(r => o.cameIn(s, r.group) >= 0 || o.cell(s, r.group).replaced).length;
     this.rows = el('div', {class: 'gv-rows', role: 'group', 'aria-label': 'groups of this step'},
       ...rows.map(r => this.row(r, s)));
     this.rest = el('div');
@@ -105,6 +106,8 @@ export class Groups {
       const {id, step} = o.version.stored[k], use = `${nth(o.useOf(k, s, r.group))} use`;
       return `← group ${num(id)}${step == null ? '' : ` of step ${step}, ${many(run.steps[s] - step, 'step')} old`}, ${use}`;
     }
+    if (o.cell(s, r.group).replaced)   // by a group that no buffer held
+      return r.outcome == 'resampled' ? 'another prompt was sampled instead' : 'a living group of the batch in its place';
     if (o.cell(s, r.group).dead) return r.outcome == 'masked' ? 'left out of the loss' : 'left as it is';
     return r.id == null || o.isWhatIf ? '' : `stored as group ${num(r.id)}`;
   }

@@ -352,7 +352,7 @@ export function legend(run) {          // the colors that occur in the map
   put(COLOURS.living, 'living');
   if ([...there].some(o => o.replaced))
     put(`linear-gradient(90deg,${COLOURS.stored_once},${COLOURS.stored})`,
-      'dead, replaced (stronger: that stored group came often)');
+      'dead, replaced' + (run.replays ? ' (stronger: that stored group came often)' : ''));
   for (const o of CELLS)
     if (there.has(o) && (o.key == 'stored' || o.dead && !o.replaced)) put(o.colour, o.name);
   if (run.replays)
