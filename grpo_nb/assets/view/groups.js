@@ -106,8 +106,7 @@ export class Groups {
       const {id, step} = o.version.stored[k], use = `${nth(o.useOf(k, s, r.group))} use`;
       return `← group ${num(id)}${step == null ? '' : ` of step ${step}, ${many(run.steps[s] - step, 'step')} old`}, ${use}`;
     }
-    if (o.cell(s, r.group).replaced)   // by a group that no buffer held
-      return r.outcome == 'resampled' ? 'another prompt was sampled instead' : 'a living group of the batch in its place';
+    if (o.cell(s, r.group).replaced) return 'another group was trained on instead';   // of no buffer
     if (o.cell(s, r.group).dead) return r.outcome == 'masked' ? 'left out of the loss' : 'left as it is';
     return r.id == null || o.isWhatIf ? '' : `stored as group ${num(r.id)}`;
   }
