@@ -89,7 +89,7 @@ def make_run(
                 'replay/live_after': ((~dead).sum().item() + len(drawn)) / B}
         if len(old):
             row |= {'replay/age_mean': old.mean().item(), 'replay/age_max': old.max().item(),
-                    'replay/ratio_mean': 1.01, 'replay/ratio_max': 1.6, 'replay/ess': 0.9,
+                    'replay/ratio_mean': 1.01, 'replay/ratio_max': 1.6, 'replay/ess_tokens': 0.9,
                     'replay/clip_frac': 0.05}
         rec.log(row)
     if summary:

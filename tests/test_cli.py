@@ -181,7 +181,7 @@ def test_a_folder_that_does_not_fit_is_refused_before_anything_is_measured(more,
 
 @pytest.mark.parametrize('more,says', [
     ('--device gpu', '--device'), ('--device meta', '--device'), ('--config', '--config needs a file'),
-    ('--loss_kwargs wdith=1', 'options of no loss'),
+    ('--loss_kwargs wdith=1', 'no options of the loss'),
     ('--strategy {}/rewards.py:is_even_length', 'DeadGroupStrategy'),
     ('--replay_priority {}/rewards.py:is_even_length', 'entries and the step')])
 def test_what_a_user_may_mistype_ends_in_one_line_before_anything_is_measured(more, says, mine, monkeypatch,

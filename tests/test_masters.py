@@ -75,6 +75,7 @@ def test_a_large_models_step_takes_one_tensor_after_another_with_the_same_bits(m
     (False, dict(dtype='bfloat16'), 'cpu', 'bfloat16')])
 def test_train_uses_the_gpu_that_is_there_and_what_is_said(monkeypatch, there, said, device, dtype):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: there)
+    monkeypatch.setattr(torch, 'Generator', lambda device: None)
     asked = {}
     class Model:
         def to(self, where):

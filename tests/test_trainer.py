@@ -16,7 +16,8 @@ from grpo_nb.run.reading import read_run
 from grpo_nb.replay import Replay, decay_with_age, limit_age, limit_uses, score_priority
 from grpo_nb.run.checks import make_strategy
 from grpo_nb.variants.strategies import AR3PO, DynamicSampling, GFPO, GRESO, NewestReplay
-from grpo_nb.variants.strategy import REPLACED, Keep, ProcessedBatch
+from grpo_nb.parts.groups import REPLACED
+from grpo_nb.variants.strategy import Keep, ProcessedBatch
 from grpo_nb.variants.token_terms import TokenTermsCallback, add_token_terms
 from grpo_nb.see.readers import diagnose, open_run
 from grpo_nb.see.view import CELLS, PackedRun, _cell_of

@@ -42,7 +42,7 @@ def check_arguments(
     rewards = rewards if isinstance(rewards, list) else [rewards]
     prompts,fingerprint = [],None
     if isinstance(data, Dataset) and not prompts_from_env:   # a stream's rows are looked at as they come
-        prompts = validate_dataset(data, n_prompts(a), a.num_generations, most=10_000)
+        prompts = validate_dataset(data, n_prompts(a), a.num_generations)
         check_reward_parameters([f for f in rewards if not isinstance(f, (str, nn.Module))], list(columns))
         fingerprint = dataset_fingerprint(data)   # for a resume
     if os.environ.get('RANK', '0')=='0':   # of several processes one warns

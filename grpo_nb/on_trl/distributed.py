@@ -357,5 +357,5 @@ def reshard(
         data.append(where|rows if owner[i]==rank else where)
     index = ix|dict(ids=ix['ids'][keep], steps=ix['steps'][keep], uses=ix['uses'][keep],
         scores=ix['scores'][keep], keys=[ix['keys'][k] for k in keep], data=data,
-        rewards=[ix['rewards'][k] for k in keep] if ix.get('rewards') else None)
+        rewards=[ix['rewards'][k] for k in keep])
     return old|dict(index=index, world=world)

@@ -186,6 +186,7 @@ def resolve(
             table.about[name] = table.about[same[0]] if same else {}
         return thing
     what = setting or getattr(table, 'setting', 'entry')
-    meant = did_you_mean(str(name), table)
-    raise ValueError(f'no {what} {name!r}{meant}: choose one of {", ".join(sorted(table))} '
+    known = [k for k in sorted(table) if '.py:' not in k]
+    meant = did_you_mean(str(name), known)
+    raise ValueError(f'no {what} {name!r}{meant}: choose one of {", ".join(known)} '
         f'or FILE.py:NAME, or register your own{hint}')

@@ -79,16 +79,10 @@ def check_text_content(
                 'this trainer reads text, so join the parts to one text')
 
 # %% ../../nbs/parts/row_checks.ipynb #c0re0015
-def _looked_at(dataset:list, most:int|None=None)->range:
-    "Numbers of the rows that are looked at: all, or about `most` of them at equal distances."
-    return range(0, len(dataset), -(-len(dataset)//most) if most and len(dataset) else 1)
-
-def _prompts_of(dataset:list, most:int|None=None)->list:
+def _prompts_of(dataset:list)->list:
     "The column `prompt`; None for a row without one."
-    rows = _looked_at(dataset, most)
-    if hasattr(dataset, 'column_names'):
-        return list((dataset if rows.step==1 else dataset.select(rows))['prompt'])
-    return [o.get('prompt') if isinstance(o, dict) else o for o in dataset[::rows.step]]
+    if hasattr(dataset, 'column_names'): return list(dataset['prompt'])
+    return [o.get('prompt') if isinstance(o, dict) else o for o in dataset]
 
 _GIVEN = {'prompts','completions','completion_start','trainer_state','log_metric','log_extra'}
 
@@ -125,12 +119,11 @@ def validate_dataset(
     dataset:list,   # rows with a `prompt`, a `datasets.Dataset` or a list of dicts
     n_prompts:int,  # prompts in a batch
     G:int=1,        # completions per prompt, to say how to help
-    most:int|None=None, # prompts looked at, spread over the rows; None for all
-)->list:            # those prompts
+)->list:            # the prompts
     "Check the rows, and return their prompts. ValueError, naming row or column, if a run can't work on them."
     _check_table(dataset, n_prompts, G)
-    numbers = [source_row(dataset, i) for i in _looked_at(dataset, most)]
-    prompts = validate_prompts(_prompts_of(dataset, most), numbers=numbers)
+    numbers = [source_row(dataset, i) for i in range(len(dataset))]
+    prompts = validate_prompts(_prompts_of(dataset), numbers=numbers)
     if not hasattr(dataset, 'column_names'): _check_columns(dataset)
     return prompts
 

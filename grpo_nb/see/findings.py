@@ -578,7 +578,7 @@ def _no_gradient(r:RunColumns, g:np.ndarray, share:float=.25)->dict|None:
 def _replay_old(r:RunColumns, age:np.ndarray, ess:float=.5, clip:float=.3)->bool:
     "the policy has moved far from the replayed groups: many of their tokens get small weights or are clipped"
     c = r.second_half('replay/clip_frac')
-    e = r.second_half('replay/ess_tokens' if 'replay/ess_tokens' in r.names else 'replay/ess')
+    e = r.second_half('replay/ess_tokens')
     return bool(len(e) and e.mean()<ess or len(c) and c.mean()>clip)
 
 # %% ../../nbs/see/findings.ipynb #7c1e5a06

@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import nn
 from tqdm.auto import tqdm
 from ..parts.fast_path import FAST_PATH_MAX_PARAMS, fast_path_blocker
-from ..parts.groups import dead_reason
+from ..parts.groups import REPLACED, dead_reason
 from ..parts.ratios import match_mask
 from ..parts.sampling import end_tokens
 from ..parts.tensors import masked_mean
@@ -29,7 +29,6 @@ from ..run.signals import output_is_file
 from ..run.state import TrainState
 from .readers import judge_run
 from .verdict import warnings_now
-from ..variants.strategy import REPLACED
 
 # %% ../../nbs/see/monitor.ipynb #d61fe6ca
 def _group_ratios(updates, n, each=False):

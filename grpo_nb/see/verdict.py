@@ -21,7 +21,7 @@ def _minus(number):
 
 def _replaces(r):
     "Does this run put stored groups in the place of dead ones?"
-    signs = {'replay/buffer_size','replay/age_mean','replay/ess','replay/ess_answers'}
+    signs = {'replay/buffer_size','replay/age_mean','replay/ess_tokens','replay/ess_answers'}
     return bool(signs & r.names) or bool(r('replay/replaced').any())
 
 def _replacements(r):

@@ -14,6 +14,7 @@ from html import escape
 from pathlib import Path
 import numpy as np
 import pandas as pd
+from ..parts.groups import REPLACED
 from ..parts.files import atomic_write, page_table, png_bytes, read_asset
 from ..run.record import TOKEN_FIELDS, to_jsonable, to_jsonl
 from ..parts.loss_settings import parse_correction
@@ -23,7 +24,6 @@ from .readers import judge_run, open_run
 from .readers.groups import finite_values, reward_scale
 from .readers.history import history_rows
 from .verdict import evaluation_measures
-from ..variants.strategy import REPLACED
 
 # %% ../../nbs/see/view.ipynb #aa38b74d
 CELLS = {o['key']:code for code,o in enumerate(page_table()['cells'])}   # living, right, right_replaced, …

@@ -19,7 +19,7 @@ from ..parts.registry import LOSSES, parameter_names
 from ..run.callbacks import TrainCallback
 from ..run.state import TrainState
 from .batch_logps import current_logps_and_entropy
-from .strategy import REPLACED
+from ..parts.groups import REPLACED
 
 # %% ../../nbs/variants/token_terms.ipynb #e77a3842
 def token_terms(
