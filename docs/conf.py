@@ -1,4 +1,4 @@
-"The site: Sphinx, with myst-nb and sphinx-book-theme. `grpo_nb docs` stages the notebooks and builds it."
+"The site: Sphinx, with myst-nb and sphinx-book-theme. `python -m grpo_nb.dev docs` stages the notebooks and builds it."
 import sys
 from pathlib import Path
 import yaml

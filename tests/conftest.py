@@ -237,7 +237,7 @@ def notebook(lab, browser):
     for o in left: ask(f'sessions/{o["id"]}', 'DELETE').close()
 
 def pytest_terminal_summary(terminalreporter):
-    """What failed and was tried again; and beside the tests that fail what `grpo_nb test` saw fail before
+    """What failed and was tried again; and beside the tests that fail what `grpo_nb.dev test` saw fail before
     them: checks and notebooks"""
     for o in terminalreporter.stats.get('rerun', ()):
         why = str(getattr(o.longrepr, 'reprcrash', None) or o.longrepr).strip().splitlines()[-1:]

@@ -4,7 +4,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from grpo_nb.parts.registry import ADVANTAGES, LOSSES, STRATEGIES, register
-from grpo_nb.cli import COMMANDS, DEV_COMMANDS, SUBCOMMANDS, main, train_parser
+from grpo_nb.cli import COMMANDS, SUBCOMMANDS, main, train_parser
 from grpo_nb.demo import DEMOS, demo
 from grpo_nb.parts.datasets import split_name
 from grpo_nb.parts.stats import paired_share_ci
@@ -28,7 +28,7 @@ def stopped(completions, **kwargs):   # measured once, then the second batch
 '''
 
 @pytest.fixture
-def mine(tmp_path):
+def mine(tmp_path, tables):
     "A user's folder: problems as JSON lines, and rewards"
     rows = [
         dict(prompt=f'{a}+{b}=', answer=str(a + b)) for a in range(8) for b in range(8)
@@ -53,7 +53,7 @@ def test_help_is_quick_and_imports_no_torch():
 
 def test_every_command_names_a_function_that_is_there():
     from importlib import import_module
-    for where in [o for o,_ in COMMANDS.values()]+[*SUBCOMMANDS.values(), *DEV_COMMANDS.values()]:
+    for where in [o for o,_ in COMMANDS.values()]+[*SUBCOMMANDS.values()]:
         mod,name = where.split(':')
         assert callable(getattr(import_module(mod), name)), where
 
@@ -107,15 +107,18 @@ def test_a_study_is_asked_for_by_its_name(typed, capsys):
     with pytest.raises(SystemExit): main(['study', 'bakeof'])
     assert "no study 'bakeof': bakeoff, " in capsys.readouterr().err
 
-def test_what_builds_the_project_is_offered_inside_a_clone_only(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    main([])
-    assert 'run_nbs' not in capsys.readouterr().out
-    with pytest.raises(SystemExit): main(['run_nbs'])
-    assert 'inside a clone' in capsys.readouterr().err
-    monkeypatch.chdir(Path(__file__).parent)
-    main(['help'])
-    assert 'run_nbs' in capsys.readouterr().out
+def test_a_command_of_the_project_takes_names_anywhere_and_ends_in_one_line(monkeypatch, capsys):
+    from grpo_nb.dev.__main__ import main as dev
+    seen = []
+    def run_nbs(names:list[str]|None=None, check:bool=False):
+        seen.append((names, check))
+        if names==['odd']: raise ValueError('no such notebook')
+    monkeypatch.setattr('grpo_nb.dev.site.run_nbs', run_nbs)
+    for words in ('run_nbs', 'run_nbs a b --check', 'run_nbs --check a b'): dev(words.split())
+    assert seen==[(None, False), (['a','b'], True), (['a','b'], True)]
+    with pytest.raises(SystemExit) as e: dev(['run_nbs', 'odd'])
+    assert e.value.code==2 and capsys.readouterr().err=='run_nbs: no such notebook\n'
+    with pytest.raises(SystemExit, match='usage: python -m grpo_nb.dev .run_nbs,clean'): dev(['rnu_nbs'])
 
 def test_a_users_problems_and_reward_train_and_leave_a_report(mine, capsys):
     train(mine)

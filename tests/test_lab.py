@@ -7,7 +7,7 @@ from grpo_nb.dev import site as dev
 
 @pytest.mark.parametrize('name,times', [('widgets', 2), ('tested', 1)])
 def test_running_all_and_saving_leaves_nothing_to_commit(notebook, lab, monkeypatch, name, times):
-    "Run All, save and `grpo_nb clean` give back the stored notebook to the byte, with widgets and without."
+    "Run All, save and `clean` give back the stored notebook to the byte, with widgets and without."
     at,token,home = lab
     stored = next((home/'nbs').rglob(f'*{name}.ipynb'))
     before = (ROOT/stored.relative_to(home)).read_bytes()

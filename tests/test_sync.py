@@ -146,13 +146,13 @@ def test_a_failing_cell_is_told_with_its_error(copy):
 
 def test_what_the_workflows_call_is_there():
     import yaml
-    from grpo_nb.cli import DEV_COMMANDS
+    from grpo_nb.dev.__main__ import COMMANDS
     flows = [yaml.safe_load(f.read_text()) for f in ROOT.glob('.github/workflows/*.yml')]
     runs = [s['run'] for f in flows for job in f['jobs'].values() for s in job['steps'] if 'run' in s]
     files = {o for r in runs for o in re.findall(r'(?:^|\s)((?:tests|nbs|\.ci)/[\w./]*)', r)}
     assert {'.ci/run','tests/versions.py'}<=files and {o for o in files if not (ROOT/o).exists()}==set()
     commands = {o for r in runs for o in re.findall(r'grpo_nb\.dev (\w+)', r)}
-    assert {'docs'}<=commands<={*DEV_COMMANDS}
+    assert {'docs'}<=commands<={*COMMANDS}
 
 def test_no_file_names_the_machine_it_was_made_on():
     files = subprocess.run(['git','ls-files'], cwd=ROOT, capture_output=True, text=True).stdout.split()

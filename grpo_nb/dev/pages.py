@@ -171,7 +171,7 @@ def docs(
     (site/'findings.schema.json').write_text(read_asset('doctor/findings.schema.json'), encoding='utf-8')
     if failed: raise ProjectError('the site has the faults listed above')
     n = len([*site.rglob('*.html')])
-    print(f'{n} pages in {site.name}/: open {site.name}/index.html, or `grpo_nb docs --serve`')
+    print(f'{n} pages in {site.name}/: open {site.name}/index.html, or `python -m grpo_nb.dev docs --serve`')
     if serve:
         with ThreadingHTTPServer(('127.0.0.1', port), partial(SimpleHTTPRequestHandler, directory=site)) as s:
             print(f'http://127.0.0.1:{port}')

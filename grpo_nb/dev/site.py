@@ -261,7 +261,8 @@ def run_nbs(
             stale += cells or [f'{f.name}: not clean']
             if not check: f.write_text(new, encoding='utf-8')
         print(f"{f.name}: {'same' if new==old else 'changed'}, {time.monotonic()-t:.1f} s", flush=True)
-    if check and stale: raise ProjectError('\n'.join(stale)+'\nrun `grpo_nb run_nbs` and commit')
+    if check and stale:
+        raise ProjectError('\n'.join(stale)+'\nrun `python -m grpo_nb.dev run_nbs` and commit')
     return changed
 
 def _stale(name, old, new):
@@ -321,7 +322,7 @@ def readme(
     pictures = root/'nbs'/'images'
     text,figs = readme_md(_read(root/'nbs'/'index.ipynb'))
     want = {root/'README.md':text, **{pictures/k:v for k,v in figs.items()}}
-    written = _written(want, check, 'not what nbs/index.ipynb gives: run `grpo_nb readme`')
+    written = _written(want, check, 'not what nbs/index.ipynb gives: run `python -m grpo_nb.dev readme`')
     if not check:
         for f in {*pictures.glob('readme-*.png')}-{*want}: f.unlink()   # of cells that have moved
     return written
