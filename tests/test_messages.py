@@ -88,7 +88,7 @@ T --dtype float16                           | invalid choice: 'float16'
 trl --recipe gms8k                          | no recipe 'gms8k'
 trl --model tiny                            | --dataset is missing
 trl --dataset gone.jsonl --model tiny       | no such file or folder
-run_nbs                                     | inside a clone
+run_nbs                                     | no command 'run_nbs'
 watch nowhere                               | no folder 'nowhere'
 watch rollouts.jsonl --port 99999           | port 99999 can't be used
 watch rollouts.jsonl --port TAKEN           | can't be used (Address already in use)
