@@ -103,31 +103,32 @@ def test_two_settings_that_exclude_each_other(settings, says):
 def test_what_may_be_none_may_be_none():
     assert TrainConfig(epsilon_high=None, min_p=None, delta=None)==TrainConfig()
 
-def test_a_file_is_read_anew_for_every_run(tmp_path, monkeypatch, tables):
-    "It may have been edited since the last one, or another folder may have one of the same name."
-    from grpo_nb.parts.registry import ADVANTAGES, LOSSES, PRIORITIES, STRATEGIES, resolve
-    from grpo_nb.parts.datasets import make_problems
-    file = """from grpo_nb.replay import Replay
+MINE = """from grpo_nb.replay import Replay
 def loss(logps, A): return {k}*logps*A
 def advantages(rewards): return rewards*{k}
 def priority(entries, now): return [{k}. for e in entries]
 class Own(Replay): name = 'own{k}'
 def task(n, seed=0, split='train'): return [dict(prompt='{k}')]*n
 """
+
+def test_a_file_is_read_anew_for_every_run(tmp_path, monkeypatch, tables):
+    "It may have been edited since the last one, or another folder may have one of the same name."
+    from grpo_nb.parts.registry import ADVANTAGES, LOSSES, PRIORITIES, STRATEGIES, resolve
+    from grpo_nb.parts.datasets import make_problems
     names = dict(loss_type='mine.py:loss', advantages='mine.py:advantages', strategy='mine.py:Own',
         replay_priority='mine.py:priority')
     for k in (1, 22, 333):
         folder = tmp_path/str(k)
         folder.mkdir()
         monkeypatch.chdir(folder)
-        (folder/'mine.py').write_text(file.format(k=k))
+        (folder/'mine.py').write_text(MINE.format(k=k))
         TrainConfig(**names)
         loss,advantages = resolve(LOSSES, 'mine.py:loss'),resolve(ADVANTAGES, 'mine.py:advantages')
         priority,strategy = resolve(PRIORITIES, 'mine.py:priority'),resolve(STRATEGIES, 'mine.py:Own')
         assert (loss(logps=1, A=1), advantages(1), priority([0], 0), strategy.name)==(k, k, [k], f'own{k}')
         assert make_problems('mine.py:task', 1)['prompt']==[str(k)]
         T.config(replay_priority='mine.py:priority')
-    (folder/'mine.py').write_text(file.format(k=4444))
+    (folder/'mine.py').write_text(MINE.format(k=4444))
     assert resolve(LOSSES, 'mine.py:loss')(logps=1, A=1)==333   # not in the middle of a run
     T.config(replay_priority='mine.py:priority')
     assert resolve(PRIORITIES, 'mine.py:priority')([0], 0)==[4444.]
